@@ -1,0 +1,1 @@
+"""Planning: pure stages from a batch to a plan. Never imports torch."""

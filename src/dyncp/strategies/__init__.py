@@ -1,0 +1,104 @@
+"""Ways to spread a batch over ranks, and the one way from there to a plan."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dyncp.ir.batch import Batch
+from dyncp.ir.cluster import Cluster
+from dyncp.ir.plan import Plan, PlanHeader
+from dyncp.ir.shape import AttentionShape
+from dyncp.planner.lower import lower
+from dyncp.strategies.api import Layout, Options, Strategy
+
+# name -> (module, function); imported on first use
+STRATEGIES = {
+    "dynamic": ("dyncp.strategies.dynamic", "dynamic"),
+    "ring": ("dyncp.strategies.ring", "ring"),
+    "zigzag": ("dyncp.strategies.ring", "zigzag"),
+    "data_parallel": ("dyncp.strategies.data_parallel", "data_parallel"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, what it was made from, and how long each stage took."""
+
+    plan: Plan
+    batch: Batch
+    layout: Layout
+    options: Options
+    seconds: dict[str, float]
+
+
+def get_strategy(name: str) -> Strategy:
+    """A strategy by name.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
+    module, function = STRATEGIES[name]
+    strategy: Strategy = getattr(importlib.import_module(module), function)
+    return strategy
+
+
+def build(
+    batch: Batch,
+    shape: AttentionShape,
+    cluster: Cluster,
+    strategy: str = "dynamic",
+    options: Options | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Planned:
+    """Plan a batch and keep what the planner found out on the way (`make_plan` returns the plan alone).
+
+    Raises:
+        ValueError: an unknown strategy, or anything the strategy cannot plan.
+    """
+    options = options or Options()
+    place = get_strategy(strategy)
+    started = clock()
+    layout = place(batch, shape, cluster, options)
+    placed = clock()
+    header = PlanHeader(
+        strategy,
+        shape,
+        cluster.nodes,
+        cluster.ranks_per_node,
+        options.keep,
+        options.wire,
+        layout.blocks.mask_names,
+        layout.blocks.mask_weights,
+        layout.blocks.tokens,
+        layout.placement.block_rank,
+    )
+    plan = lower(header, batch, layout.blocks, layout.placement, layout.schedule)
+    seconds = {"layout": placed - started, "lower": clock() - placed}
+    return Planned(plan, batch, layout, options, seconds)
+
+
+def make_plan(
+    batch: Batch,
+    shape: AttentionShape,
+    cluster: Cluster,
+    strategy: str = "dynamic",
+    options: Options | None = None,
+) -> Plan:
+    """The plan of one batch: what every rank of `cluster` does in attention, forward and backward.
+
+    Args:
+        batch: lengths and masks.
+        shape: heads, dimensions and dtype of the attention layers.
+        cluster: how many ranks, and how they are connected.
+        strategy: a key of `STRATEGIES`.
+        options: block size, tolerances, what to keep for the backward; `Options()` when left out.
+
+    Raises:
+        ValueError: an unknown strategy, or anything the strategy cannot plan.
+    """
+    return build(batch, shape, cluster, strategy, options).plan

@@ -1,0 +1,69 @@
+"""What a strategy is: a function from a batch to blocks, their placement and their schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dyncp.ir.batch import Batch
+from dyncp.ir.blocks import Blocks
+from dyncp.ir.cluster import Cluster
+from dyncp.ir.placement import Placement
+from dyncp.ir.plan import KEEP, WIRE
+from dyncp.ir.schedule import Schedule
+from dyncp.ir.shape import AttentionShape
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to plan.
+
+    Args:
+        block_tokens: tokens of a block; the last one of a sequence may be shorter.
+        divisions: parts that each rank's computation is split into, to overlap with transfers (paper, 4.3).
+        epsilon_nodes, epsilon_ranks: how far above the mean the computation of a node, and of a rank within its node,
+            may lie (paper, 4.2).
+        keep: what remote data the forward keeps for the backward: `none`, `kv` or `all`.
+        wire: dtype of partial results in transfers: `model` or `float32`.
+        seed: of everything random.
+
+    Raises:
+        ValueError: a number out of range or an unknown word.
+    """
+
+    block_tokens: int = 1024
+    divisions: int = 4
+    epsilon_nodes: float = 0.4
+    epsilon_ranks: float = 0.1
+    keep: str = "none"
+    wire: str = "model"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("block_tokens", 1), ("divisions", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("epsilon_nodes", "epsilon_ranks"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name, words in (("keep", KEEP), ("wire", WIRE)):
+            if getattr(self, name) not in words:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; choose one of {', '.join(words)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a strategy returns. `notes` says in words which of the constraints it could not meet, and why."""
+
+    blocks: Blocks
+    placement: Placement
+    schedule: Schedule
+    notes: tuple[str, ...] = ()
+
+
+class Strategy(Protocol):
+    """A way to spread the attention of a batch over ranks."""
+
+    def __call__(self, batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options) -> Layout:
+        """Blocks, placement and schedule of a batch."""
+        ...

@@ -1,0 +1,32 @@
+"""Plain data parallelism: whole sequences, nothing moves."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from dyncp.ir.batch import Batch
+from dyncp.ir.cluster import Cluster
+from dyncp.ir.placement import Placement
+from dyncp.ir.schedule import Schedule, Transfers
+from dyncp.ir.shape import AttentionShape
+from dyncp.planner.blockgen import make_blocks, uniform_cut
+from dyncp.strategies.api import Layout, Options
+
+
+def data_parallel(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options) -> Layout:
+    """Give each sequence whole to the rank with the fewest tokens so far, the longest first."""
+    blocks = make_blocks(batch, shape.groups, uniform_cut(options.block_tokens))
+    lengths = np.array([max(sequence.length, sequence.keys) for sequence in batch.sequences])
+    loads = [(0, rank) for rank in range(cluster.ranks)]
+    sequence_rank = np.empty(len(lengths), dtype=np.int32)
+    for sequence in np.argsort(-lengths, kind="stable"):
+        load, rank = heapq.heappop(loads)
+        sequence_rank[sequence] = rank
+        heapq.heappush(loads, (load + int(lengths[sequence]), rank))
+    block_rank = sequence_rank[blocks.tokens.sequence]
+    comp_rank = np.broadcast_to(block_rank[blocks.q_block], (blocks.groups, len(blocks)))
+    return Layout(
+        blocks, Placement(block_rank, comp_rank), Schedule(np.zeros_like(comp_rank), Transfers.concatenate([]))
+    )

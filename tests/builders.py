@@ -1,0 +1,41 @@
+"""Small batches and plans that many tests start from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dyncp import masks
+from dyncp.ir.batch import Batch, Sequence
+from dyncp.ir.cluster import Cluster
+from dyncp.ir.shape import AttentionShape
+from dyncp.strategies import Planned, build
+from dyncp.strategies.api import Options
+
+SHAPE = AttentionShape(4, 2, 8, dtype="float32")
+
+
+def causal_batch(*lengths: int) -> Batch:
+    return Batch([Sequence(length, masks.causal(length)) for length in lengths])
+
+
+def random_mask(rng: np.random.Generator, q_length: int, k_length: int):
+    """Any boolean mask at all: patches of pairs, rows that see nothing included."""
+    dense = np.zeros((q_length, k_length), dtype=bool)
+    for _ in range(rng.integers(1, 5)):
+        (a, b), (c, d) = np.sort(rng.integers(0, q_length + 1, 2)), np.sort(rng.integers(0, k_length + 1, 2))
+        dense[a:b, c:d] ^= np.tri(b - a, d - c, k=rng.integers(-2, 5), dtype=bool) | (rng.random() < 0.5)
+    return masks.from_dense(dense)
+
+
+def random_batch(rng: np.random.Generator, names=("default",), cross: bool = False) -> Batch:
+    sequences = []
+    for _ in range(rng.integers(1, 5)):
+        length = int(rng.integers(1, 40))
+        keys = int(rng.integers(1, 40)) if cross and rng.random() < 0.7 else None
+        chosen = {name: random_mask(rng, length, keys or length) for name in names}
+        sequences.append(Sequence(length, chosen, kv_length=keys))
+    return Batch(sequences, {name: float(rng.integers(1, 4)) for name in names})
+
+
+def planned(batch: Batch, ranks: int = 3, strategy: str = "ring", shape: AttentionShape = SHAPE, **options) -> Planned:
+    return build(batch, shape, Cluster(1, ranks), strategy, Options(**({"block_tokens": 8} | options)))

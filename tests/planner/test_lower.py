@@ -1,0 +1,135 @@
+"""Lowering: schedules become plans that pass the checker, with no more transfers and memory than they need."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import SHAPE, causal_batch, planned, random_batch
+from dyncp.planner.scheduling.greedy import greedy_schedule
+
+from dyncp.ir.check import check_plan
+from dyncp.ir.cluster import Cluster
+from dyncp.ir.placement import Placement
+from dyncp.ir.plan import BACKWARD, FORWARD, CommLaunch, Copy, PlanHeader, side_token_bytes
+from dyncp.ir.schedule import Schedule, Side, Transfers
+from dyncp.planner.blockgen import make_blocks, uniform_cut
+from dyncp.planner.lower import lower
+from dyncp.strategies.api import Options
+
+
+def lower_random(seed: int, keep: str):
+    rng = np.random.default_rng(seed)
+    batch = random_batch(rng, names=("a", "b")[: 1 + seed % 2], cross=seed % 3 == 0)
+    cluster = Cluster(int(rng.integers(1, 3)), int(rng.integers(1, 4)))
+    blocks = make_blocks(batch, SHAPE.groups, uniform_cut(6))
+    placement = Placement(
+        rng.integers(0, cluster.ranks, len(blocks.tokens)),
+        rng.integers(0, cluster.ranks, (blocks.groups, len(blocks))),
+    )
+    options = Options(block_tokens=6, divisions=int(rng.integers(1, 5)), keep=keep)
+    schedule = greedy_schedule(blocks, placement, SHAPE, cluster, options)
+    header = PlanHeader(
+        "random",
+        SHAPE,
+        cluster.nodes,
+        cluster.ranks_per_node,
+        keep,
+        "model",
+        blocks.mask_names,
+        blocks.mask_weights,
+        blocks.tokens,
+        placement.block_rank,
+    )
+    return batch, blocks, placement, schedule, header
+
+
+@pytest.mark.parametrize("keep", ["none", "kv", "all"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_placements(seed, keep):
+    batch, blocks, placement, schedule, header = lower_random(seed, keep)
+    plan = lower(header, batch, blocks, placement, schedule)
+    check_plan(plan, blocks)
+    for mask in range(len(blocks.mask_names)):
+        rows = schedule.transfers.take(schedule.transfers.mask == mask)
+        for pass_ in (FORWARD, BACKWARD):
+            wanted = side_token_bytes(SHAPE, pass_, keep, "model")
+            expected = sum(wanted[s] * blocks.tokens.tokens[b] for s, b in zip(rows.side, rows.block, strict=True))
+            programs = [getattr(rank[mask], pass_.name) for rank in plan.programs]
+            assert sum(sent_bytes(header, program) for program in programs) == expected
+
+
+def sent_bytes(header, program) -> int:
+    total = 0
+    for launch in program.instructions:
+        if isinstance(launch, CommLaunch):
+            for i in np.flatnonzero(launch.send):
+                for slot in launch.slots[launch.ptr[i] : launch.ptr[i + 1]]:
+                    kind, wire = program.slots.kind[slot], bool(program.slots.wire[slot])
+                    total += header.piece_bytes(type(FORWARD.reads[0])(kind), wire)[program.slots.block[slot]]
+    return int(total)
+
+
+def test_one_message_per_peer_step_and_direction():
+    plan = planned(causal_batch(30, 9, 17), ranks=4, strategy="ring").plan
+    for programs in plan.programs:
+        for program in (programs[0].forward, programs[0].backward):
+            for launch in program.instructions:
+                if isinstance(launch, CommLaunch):
+                    pairs = list(zip(launch.peer.tolist(), launch.send.tolist(), strict=True))
+                    assert len(pairs) == len(set(pairs))
+
+
+def test_ring_passes_on_without_a_copy():
+    """Each rank packs its own KV once; what it passes on is sent from where it was received."""
+    plan = planned(causal_batch(64), ranks=4, strategy="ring").plan
+    for programs in plan.programs:
+        copies = [one for one in programs[0].forward.instructions if isinstance(one, Copy)]
+        assert [len(copy.dst) for copy in copies] == [SHAPE.groups]
+
+
+def test_ring_memory_does_not_grow_with_the_ranks():
+    """Three messages of KV are alive at once: one being sent, one being read, one arriving."""
+    for ranks in (4, 8):
+        plan = planned(causal_batch(32 * ranks), ranks=ranks, strategy="ring").plan
+        message = 32 * SHAPE.kv_heads * 2 * SHAPE.head_dim * 4
+        assert max(programs[0].forward.arena_bytes for programs in plan.programs) <= 3 * message
+
+
+def test_keep_moves_less_in_the_backward():
+    moved = {}
+    for keep in ("none", "kv", "all"):
+        made = planned(causal_batch(64, 20), ranks=4, strategy="ring", keep=keep)
+        programs = [rank[0].backward for rank in made.plan.programs]
+        moved[keep] = sum(sent_bytes(made.plan.header, program) for program in programs)
+        assert all(rank[0].forward.kept_bytes == rank[0].backward.kept_bytes for rank in made.plan.programs)
+        assert (keep == "none") == all(rank[0].forward.kept_bytes == 0 for rank in made.plan.programs)
+    assert moved["none"] > moved["kv"] == moved["all"]  # a ring moves no Q
+
+
+def test_sent_on_partial_results_merge():
+    """A partial result may travel over another rank, which adds its own share."""
+    batch = causal_batch(12)
+    blocks = make_blocks(batch, SHAPE.groups, uniform_cut(6))  # computation blocks (0,0) (1,0) (1,1)
+    placement = Placement([0, 0], np.broadcast_to([0, 1, 2], (2, 3)))
+    rows = []
+    for group in range(2):
+        rows += [(0, Side.KV_IN, 0, group, 0, 1, 1), (0, Side.Q_IN, 1, group, 0, 1, 1)]
+        rows += [(0, Side.KV_IN, 1, group, 0, 2, 1), (0, Side.Q_IN, 1, group, 0, 2, 1)]
+        rows += [(0, Side.Q_OUT, 1, group, 1, 2, 3), (0, Side.Q_OUT, 1, group, 2, 0, 4)]
+        rows += [(0, Side.KV_OUT, 0, group, 1, 0, 3), (0, Side.KV_OUT, 1, group, 2, 0, 3)]
+    schedule = Schedule(np.broadcast_to([0, 1, 1], (2, 3)), Transfers(*np.array(rows).T))
+    header = PlanHeader("tree", SHAPE, 1, 3, "none", "model", ("default",), (1.0,), blocks.tokens, placement.block_rank)
+    plan = lower(header, batch, blocks, placement, schedule)
+    check_plan(plan, blocks)
+
+
+def test_broken_schedules_are_refused():
+    batch, blocks, placement, schedule, header = lower_random(0, "none")
+    moves = schedule.transfers
+    inputs = np.flatnonzero(moves.side == Side.KV_IN)
+    without = moves.take(np.delete(np.arange(len(moves)), inputs[0]))
+    with pytest.raises(ValueError, match="no transfer has brought it"):
+        lower(header, batch, blocks, placement, Schedule(schedule.comp_step, without))
+    early = Transfers(moves.mask, moves.side, moves.block, moves.group, moves.src, moves.dst, moves.step * 0)
+    with pytest.raises(ValueError, match="steps start at 1"):
+        lower(header, batch, blocks, placement, Schedule(schedule.comp_step, early))
