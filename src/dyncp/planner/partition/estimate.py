@@ -1,0 +1,60 @@
+"""A rough time of a placement, to choose between placements."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dyncp.ir.arrays import Ints
+from dyncp.ir.cluster import Cluster
+from dyncp.ir.shape import AttentionShape
+from dyncp.planner.partition.nets import Nets, loads
+
+PASSES = 3.5  # forward and backward, in forwards: the backward has five matrix products where the forward has two
+
+
+class Estimate(NamedTuple):
+    """Seconds of forward and backward of all layers."""
+
+    compute_s: float
+    transfer_s: float
+
+    def total_s(self, divisions: int) -> float:
+        """With all but one of the divisions of the shorter one behind the longer one."""
+        shorter, longer = sorted(self)
+        return longer + shorter / divisions
+
+
+def estimate(nets: Nets, block_rank: Ints, comp_rank: Ints, shape: AttentionShape, cluster: Cluster) -> Estimate:
+    """The time of a placement, summed over the masks.
+
+        compute  = max over ranks (FLOPs) / flops_per_s
+        transfer = max of  max over ranks (bytes received) / intra_bytes_per_s
+                      and  mean over nodes (bytes received from other nodes) / inter_bytes_per_s
+
+    An input enters a node once and is passed on there; partial results go straight to their owner. Between nodes it is
+    the mean, because which node receives most varies much from one placement to the next, and hides how much moves.
+    """
+    pair_flops = PASSES * 2 * shape.group_heads * (shape.head_dim + shape.value_dim)
+    compute_s = transfer_s = 0.0
+    for mask in np.unique(nets.mask):
+        part, comps = nets.of_mask(mask)
+        compute_s += loads(part.work, comp_rank[comps], cluster.ranks).max() * pair_flops / cluster.flops_per_s
+        received, entered = received_bytes(part, block_rank, comp_rank[comps], cluster)
+        transfer_s += max(received.max() / cluster.intra_bytes_per_s, entered.mean() / cluster.inter_bytes_per_s)
+    return Estimate(compute_s, transfer_s)
+
+
+def received_bytes(nets: Nets, block_rank: Ints, comp_rank: Ints, cluster: Cluster) -> tuple[Ints, Ints]:
+    """(float64[R], float64[nodes]): bytes that each rank receives, and that each node receives from other nodes."""
+    edges = np.arange(len(nets.edge_token))
+    owner = nets.owner(block_rank)
+    away = nets.touched(block_rank, comp_rank, cluster.ranks)
+    away[edges, owner] = False
+    received = nets.in_bytes @ away + np.bincount(owner, nets.out_bytes * away.sum(axis=1), cluster.ranks)
+    home = owner // cluster.ranks_per_node
+    by_node = away.reshape(len(edges), cluster.nodes, cluster.ranks_per_node).sum(axis=2)
+    by_node[edges, home] = 0
+    entered = nets.in_bytes @ (by_node > 0) + np.bincount(home, nets.out_bytes * by_node.sum(axis=1), cluster.nodes)
+    return received, entered
