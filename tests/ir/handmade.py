@@ -98,7 +98,7 @@ def handmade() -> Plan:
             CommWait(7),
         ),
         arena_bytes=256,
-        kept_bytes=368,
+        kept_bytes=384,
     )
     header = make_header()
     programs = ((RankProgram(comps, forward, backward), NOTHING), (NOTHING, NOTHING))

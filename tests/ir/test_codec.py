@@ -110,7 +110,7 @@ def test_digest_is_stable():
         check=True,
     )
     assert (
-        handmade().digest == other.stdout.strip() == "d26c0feedaf8af84886500923c1fbeaf3316316ccf0cb11c0a91f84798e0c7dd"
+        handmade().digest == other.stdout.strip() == "83a1c2860f32beafa8255665c1d9363da4624f036ffc32a6436062e0b770003b"
     )
 
 

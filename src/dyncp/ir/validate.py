@@ -167,7 +167,7 @@ def _validate_programs(header: PlanHeader, rank: int, programs: Sequence[RankPro
             _validate_slots(scope, one)
             _validate_instructions(scope, pass_, one, len(program.comps))
         kept, used = program.forward.kept_bytes, program.backward.kept_bytes
-        _require(used <= kept, f"{where}: kept_bytes is {used} backward, expected at most the forward's {kept}")
+        _require(used == kept, f"{where}: kept_bytes is {used} backward, expected the forward's {kept}")
 
 
 def _validate_comps(where: str, header: PlanHeader, comps: Comps) -> None:

@@ -81,8 +81,8 @@ def lower(header: PlanHeader, batch: Batch, blocks: Blocks, placement: Placement
         for rank, steps in enumerate(split_by_rank(blocks, placement, schedule, mask, header.ranks)):
             comps = make_comps(batch, blocks, mask, (work.comp for works in steps.work.values() for work in works))
             context = Context(header, rank, blocks, comps, sizes, rows)
-            forward = _Lowering(context, FORWARD, {}).run(steps)
-            backward = _Lowering(context, BACKWARD, kept_pieces(forward)).run(steps)
+            forward = _Lowering(context, FORWARD).run(steps)
+            backward = _Lowering(context, BACKWARD, forward).run(steps)
             per_rank[rank].append(RankProgram(comps, forward, backward))
     programs = tuple(tuple(rank_programs) for rank_programs in per_rank)
     return Plan(header, programs, codec.digest(header, programs))
@@ -169,7 +169,7 @@ class _Lowering:
     transfers, compute. So transfers overlap the computation between their launch and their wait.
     """
 
-    def __init__(self, context: Context, pass_: Pass, kept: dict[Piece, int]) -> None:
+    def __init__(self, context: Context, pass_: Pass, forward: Program | None = None) -> None:
         self.context, self.pass_ = context, pass_
         self.keeps = KEEP[context.header.keep] if pass_ is FORWARD else ()
         self.slots: list[Slot] = []
@@ -179,8 +179,8 @@ class _Lowering:
         self.in_flight: dict[int, list[int]] = {}  # step -> slots of its messages
         self.received: dict[int, list[int]] = {}
         self.instructions: list[Instruction] = []
-        self.kept_bytes = 0
-        for piece, offset in kept.items():
+        self.forward = forward
+        for piece, offset in kept_pieces(forward).items() if forward else ():
             self.inputs[piece] = self.add_slot(Slot(piece, Place.KEPT, False, offset))
 
     def run(self, steps: RankSteps) -> Program:
@@ -193,15 +193,10 @@ class _Lowering:
             if step in steps.work:
                 self.attend(step, steps.work[step])
         arena_bytes = self.place_runs(Place.ARENA)
-        kept_bytes = self.place_runs(Place.KEPT) if self.pass_ is FORWARD else self.kept_size()
+        kept_bytes = self.forward.kept_bytes if self.forward else self.place_runs(Place.KEPT)
         rows = [(s.piece.kind, s.piece.block, s.piece.group, s.place, s.wire, s.offset) for s in self.slots]
         slots = Slots(*np.array(rows, dtype=np.int64).reshape(-1, 6).T)
         return Program(slots, tuple(self.instructions), arena_bytes, kept_bytes)
-
-    def kept_size(self) -> int:
-        """Bytes of the kept memory, seen from the backward."""
-        kept = [slot for slot in self.slots if slot.place is Place.KEPT]
-        return max((slot.offset + self.size(slot) for slot in kept), default=0)
 
     def place_runs(self, place: Place) -> int:
         """Give memory to all runs of a place; returns its size."""

@@ -78,7 +78,7 @@ def build(
         layout.placement.block_rank,
     )
     plan = lower(header, batch, layout.blocks, layout.placement, layout.schedule)
-    seconds = {"layout": placed - started, "lower": clock() - placed}
+    seconds = {**(layout.seconds or {"layout": placed - started}), "lower": clock() - placed}
     return Planned(plan, batch, layout, options, seconds)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dyncp.ir.batch import Batch
@@ -53,12 +54,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a strategy returns. `notes` says in words which of the constraints it could not meet, and why."""
+    """What a strategy returns.
+
+    `notes` says in words which of the constraints it could not meet, and why; `seconds` how long its stages took, where
+    it has more than one.
+    """
 
     blocks: Blocks
     placement: Placement
     schedule: Schedule
     notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class Strategy(Protocol):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
+
 from dyncp.ir.batch import Batch
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.shape import AttentionShape
@@ -13,6 +16,12 @@ from dyncp.strategies.api import Layout, Options
 
 def dynamic(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options) -> Layout:
     """Blocks of `options.block_tokens`, placed by hypergraph partitioning and scheduled greedily."""
+    marks = [time.perf_counter()]
     blocks = make_blocks(batch, shape.groups, uniform_cut(options.block_tokens))
+    marks.append(time.perf_counter())
     placement, notes = place(blocks, shape, cluster, options)
-    return Layout(blocks, placement, greedy_schedule(blocks, placement, shape, cluster, options), notes)
+    marks.append(time.perf_counter())
+    schedule = greedy_schedule(blocks, placement, shape, cluster, options)
+    marks.append(time.perf_counter())
+    seconds = {name: b - a for name, (a, b) in zip(("blocks", "place", "schedule"), pairwise(marks), strict=True)}
+    return Layout(blocks, placement, schedule, notes, seconds)
