@@ -1,0 +1,43 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer: they make .venv and install into it first.
+# PYTHON=... chooses the interpreter, PIP_ARGS=... adds arguments to `pip install` (an index of CPU builds, say).
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_ARGS ?=
+DEMO_ARGS ?=
+CORPUS ?= 2000
+# the first of these that runs, is new enough and can make a virtual environment; python3.11 first, because
+# constraints.txt pins a release of torch that has builds for it
+PYTHON ?= $(shell for name in python3.11 python3 python; do \
+	if $$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	then echo $$name; break; fi; done)
+
+.PHONY: demo test check lint bench bench-verify clean
+
+demo: $(VENV)/installed
+	$(BIN)/dyncp demo $(DEMO_ARGS)
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test
+
+bench: bench-verify
+
+bench-verify: $(VENV)/installed
+	$(BIN)/python benchmarks/verify_corpus.py --corpus $(CORPUS)
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# pip is run as a module, so that a path too long for a script's first line does no harm
+$(VENV)/installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "dyncp needs Python 3.11 or newer with venv; set PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	touch $@

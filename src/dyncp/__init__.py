@@ -1,0 +1,64 @@
+"""Dynamic context parallelism: a parallel attention that is planned anew for every batch.
+
+    plan = dyncp.make_plan(batch, shape, cluster)          # what every rank does; numpy only
+    out = dyncp.attention(q, k, v, plan.rank(rank), group)  # runs it, differentiable; the first import of torch
+
+The public names are imported on first use, so that planning works without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dyncp import masks
+    from dyncp.ir.batch import Batch, Sequence
+    from dyncp.ir.cluster import Cluster
+    from dyncp.ir.mask import Mask
+    from dyncp.ir.plan import Plan
+    from dyncp.ir.shape import AttentionShape
+    from dyncp.lookahead.loader import DynamicLoader
+    from dyncp.runtime.attention import attention
+    from dyncp.strategies import make_plan
+    from dyncp.strategies.api import Options
+
+__version__ = "0.1.0"
+__all__ = [
+    "masks",
+    "Mask",
+    "Sequence",
+    "Batch",
+    "AttentionShape",
+    "Cluster",
+    "Options",
+    "make_plan",
+    "Plan",
+    "attention",
+    "DynamicLoader",
+]
+
+_MODULES = {
+    "Mask": "dyncp.ir.mask",
+    "Sequence": "dyncp.ir.batch",
+    "Batch": "dyncp.ir.batch",
+    "AttentionShape": "dyncp.ir.shape",
+    "Cluster": "dyncp.ir.cluster",
+    "Options": "dyncp.strategies.api",
+    "make_plan": "dyncp.strategies",
+    "Plan": "dyncp.ir.plan",
+    "attention": "dyncp.runtime.attention",
+    "DynamicLoader": "dyncp.lookahead.loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "masks":
+        return importlib.import_module("dyncp.masks")
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'dyncp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

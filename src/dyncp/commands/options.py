@@ -1,0 +1,85 @@
+"""Options that several subcommands share; each class turns itself into what the planner takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from dyncp import masks
+from dyncp.batch_file import read_batch
+from dyncp.ir.batch import Batch, Sequence
+from dyncp.ir.cluster import PRESETS, Cluster
+from dyncp.ir.shape import ITEMSIZE, AttentionShape
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """The batch: a file, or lengths and one mask for all of them."""
+
+    file: Annotated[Positional[Path | None], arg(metavar="FILE")] = None
+    """Batch file (JSON, see docs/batch-files.md)."""
+    lengths: Annotated[str, arg(metavar="N,N,...")] = ""
+    """Lengths of the sequences, instead of a file."""
+    mask: Annotated[str, arg(metavar="KIND[:KEY=N,...]")] = "causal"
+    """Mask of every sequence given with --lengths, as `lambda:sink=64,window=1024`."""
+
+    def batch(self) -> Batch:
+        """The batch described.
+
+        Raises:
+            ValueError: neither or both of file and lengths, or a bad one.
+        """
+        if (self.file is None) == (not self.lengths):
+            got = "both a batch file and" if self.lengths else "neither a batch file nor"
+            raise ValueError(f"got {got} --lengths; give one of the two")
+        if self.file is not None:
+            return read_batch(self.file)
+        spec = masks.parse_spec(self.mask)
+        lengths = [_integer(word) for word in self.lengths.split(",")]
+        return Batch(tuple(Sequence(length, {"default": masks.from_spec(spec, length)}) for length in lengths))
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The ranks: a preset, or nodes and ranks per node."""
+
+    cluster: Annotated[str, arg(metavar="|".join(PRESETS))] = "p4de"
+    """Kind of machine: its ranks per node, bandwidths and FLOP/s."""
+    nodes: int = 1
+    """Number of machines."""
+    ranks_per_node: Annotated[int | None, arg(metavar="INT")] = None
+    """Ranks on each machine, where it is not what the preset has."""
+
+    def build(self) -> Cluster:
+        """The cluster described."""
+        return Cluster.preset(self.cluster, self.nodes, self.ranks_per_node)
+
+
+@dataclass(frozen=True)
+class ShapeOptions:
+    """The attention layer."""
+
+    q_heads: int = 8
+    """Query heads."""
+    kv_heads: int = 2
+    """Key and value heads; divides --q-heads."""
+    head_dim: int = 128
+    """Dimension of a query or key head."""
+    v_head_dim: Annotated[int | None, arg(metavar="INT")] = None
+    """Dimension of a value head, where it is another one."""
+    dtype: Annotated[str, arg(metavar="|".join(ITEMSIZE))] = "bfloat16"
+    """Data type of Q, K, V and O."""
+
+    def build(self) -> AttentionShape:
+        """The shape described."""
+        return AttentionShape(self.q_heads, self.kv_heads, self.head_dim, self.v_head_dim, self.dtype)
+
+
+def _integer(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"{word!r} in --lengths is not a number; expected as in --lengths 4096,512") from None

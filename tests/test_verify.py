@@ -1,0 +1,86 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from dyncp import verify as module
+from dyncp.ir.plan import KEEP
+from dyncp.strategies import STRATEGIES
+from dyncp.verify import RANDOM_MASKS, random_case, verify
+
+CORPUS, PARTS = 300, 10
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_corpus(part):
+    """Plans of random batches are correct, and exact to within the tolerance, forward and backward."""
+    for number in range(part, CORPUS, PARTS):
+        case = random_case(0, number)
+        errors = verify(case)
+        assert max(errors.values()) <= case.tolerance, f"case {number}: {errors}, {case}"
+
+
+def test_corpus_has_everything(monkeypatch):
+    kinds = Counter()
+
+    def counted(kind, make):
+        def count(rng, length):
+            kinds[kind] += 1
+            mask = make(rng, length)
+            assert (mask.q_length, mask.k_length) == (length, length)
+            return mask
+
+        return count
+
+    monkeypatch.setattr(module, "RANDOM_MASKS", {kind: counted(kind, make) for kind, make in RANDOM_MASKS.items()})
+    cases = [random_case(0, number) for number in range(CORPUS)]
+    assert {(case.strategy, case.options.keep) for case in cases} == {(s, k) for s in STRATEGIES for k in KEEP}
+    assert {case.cluster.ranks for case in cases} == set(range(1, 9))
+    assert {case.shape.dtype for case in cases} == {"float32", "bfloat16"}
+    assert min(kinds[kind] for kind in RANDOM_MASKS) >= 10
+    sequences = [sequence for case in cases for sequence in case.batch.sequences]
+    assert min(sequence.length for sequence in sequences) == 1
+    assert max(sequence.length for sequence in sequences) > 500
+    assert sum(sequence.kv_length is not None for sequence in sequences) > 50
+    assert {len(case.batch.mask_names) for case in cases} == {1, 2}
+    assert any(case.softcap for case in cases) and any(case.sinks for case in cases)
+
+
+def test_cases_are_the_same_every_time():
+    first, again = random_case(5, 17), random_case(5, 17)
+    assert first == again
+    assert first != random_case(6, 17)
+
+
+@pytest.mark.parametrize("place", ["out", "gradient"])
+def test_sees_a_wrong_result(monkeypatch, place):
+    """One rank's output that is a little off, or a gradient that is, is seen."""
+    real = module.attention
+
+    def wrong(q, k, v, plan, transport, **options):
+        if place == "gradient":
+            q = _Twice.apply(q, transport.rank == 1)
+        out = real(q, k, v, plan, transport, **options)
+        if place == "out" and transport.rank == 1:
+            out = out * 1.001
+        return out
+
+    cases = (random_case(0, number) for number in range(1, 99, 4))
+    case = next(case for case in cases if case.cluster.ranks > 3 and case.shape.dtype == "float32")
+    assert case.strategy == "ring" and max(verify(case).values()) <= case.tolerance
+    monkeypatch.setattr(module, "attention", wrong)
+    errors = verify(case)
+    assert errors["out" if place == "out" else "dq"] > case.tolerance
+
+
+class _Twice(torch.autograd.Function):
+    """The gradient is twice what it should be."""
+
+    @staticmethod
+    def forward(ctx, x, twice):
+        ctx.twice = twice
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (1 + ctx.twice), None
