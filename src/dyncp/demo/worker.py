@@ -1,0 +1,114 @@
+"""One training process of the demo; `torchrun` starts one for each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import sys
+import time
+import traceback
+from collections.abc import Generator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from tqdm import tqdm
+
+from dyncp.demo.config import DemoConfig
+from dyncp.demo.data import DocumentMasks, TextFolder
+from dyncp.demo.model import ModelSize
+from dyncp.demo.traffic import rank_load
+from dyncp.demo.train import Trainer
+from dyncp.ir.plan import RankPlan
+from dyncp.ir.shape import AttentionShape
+from dyncp.lookahead.config import Batching, LookAhead, Planning
+from dyncp.lookahead.loader import DynamicLoader, LocalBatch
+from dyncp.lookahead.stores.tcp import TcpStore
+from dyncp.runtime.attention import attention
+
+TIMEOUT_S = 120.0
+CONFIG_FILE, RESULT_FILE, FAILURE_FILE = "config.json", "ranks.json", "failure-{rank}.json"
+
+
+def attention_shape(size: ModelSize) -> AttentionShape:
+    """The model's attention layers as the planner sees them."""
+    return AttentionShape(size.q_heads, size.kv_heads, size.head_dim, dtype="float32")
+
+
+def main(out: str) -> None:
+    """Train one rank of the group that torchrun set up, by the configuration in `out`; rank 0 writes the results
+    there."""
+    torch.set_num_threads(1)
+    config = DemoConfig.from_json((Path(out) / CONFIG_FILE).read_text())
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    try:
+        result = train(config, rank, TcpStore.of_default_group())
+    except Exception as error:  # noqa: BLE001 whatever it is, the demo reports it
+        # The others will fail too, as their peer is gone; the time tells which failure came first.
+        cause = f"{type(error).__name__}: {error}"
+        failure = {"time_s": time.time(), "error": cause, "details": traceback.format_exc()}
+        (Path(out) / FAILURE_FILE.format(rank=rank)).write_text(json.dumps(failure))
+        sys.exit(1)  # torchrun ends the others; the demo reports the failure, so no traceback here
+    results: list[Any] | None = [None] * ranks if rank == 0 else None
+    dist.gather_object(result, results)
+    if results is not None:
+        (Path(out) / RESULT_FILE).write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def train(config: DemoConfig, rank: int, store: TcpStore) -> dict[str, Any]:
+    """Train one rank; its losses, loads and what its loader did."""
+    dataset = TextFolder(config.data, config.max_length)
+    loader = DynamicLoader(
+        dataset,
+        Planning(attention_shape(ModelSize()), config.cluster, config.strategy, config.options),
+        Batching(config.tokens, config.max_length, config.seed, DocumentMasks(config.masks, config.seed)),
+        LookAhead(config.kappa, config.workers, TIMEOUT_S),
+        rank=rank,
+        store=store,
+    )
+    trainer = Trainer(config.steps, config.seed, dist.all_reduce)
+    losses: list[float] = []
+    plans: list[RankPlan] = []
+    with loader, contextlib.closing(endless(loader)) as batches:
+        started = time.perf_counter()
+        steps = itertools.islice(batches, config.steps)
+        progress = tqdm(steps, config.strategy, config.steps, unit="step", disable=rank > 0)
+        for batch in progress:
+            attend = PlannedAttention(batch.plan)
+            loss = trainer.step(batch.input_ids, batch.position_ids, batch.labels, batch.num_label_tokens, attend)
+            losses.append(loss)
+            plans.append(batch.plan)
+            progress.set_postfix(loss=f"{loss:.3f}")
+        training_s = time.perf_counter() - started
+    return {
+        "losses": losses,
+        "loads": [dataclasses.asdict(rank_load(plan)) for plan in plans],
+        "loader": dataclasses.asdict(loader.report()),
+        "training_s": training_s,
+    }
+
+
+def endless(loader: DynamicLoader) -> Generator[LocalBatch, None, None]:
+    """Epoch after epoch."""
+    epoch = 0
+    while True:
+        loader.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+class PlannedAttention:
+    """Attention of the local tokens under a rank's plan."""
+
+    def __init__(self, plan: RankPlan) -> None:
+        self.plan = plan
+
+    def __call__(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        return attention(q_THD, k_TGD, v_TGD, self.plan)

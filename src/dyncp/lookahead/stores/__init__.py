@@ -1,0 +1,1 @@
+"""Where planners put plans and trainers fetch them."""

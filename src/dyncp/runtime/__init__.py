@@ -1,0 +1,1 @@
+"""Runs plans on tensors: the first place that imports torch."""

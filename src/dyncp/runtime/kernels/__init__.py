@@ -1,0 +1,1 @@
+"""What computes: the same four operations, once as a plain definition and once per kind of device."""

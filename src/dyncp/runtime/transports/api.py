@@ -1,0 +1,45 @@
+"""What the executor needs of a transport: point-to-point messages between the ranks of one group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+Message = tuple[int, Tensor]  # (peer rank, uint8[bytes], contiguous)
+Handle = Any  # what `start` gives to `wait`; only the transport looks inside
+
+
+class TransportError(RuntimeError):
+    """A message did not arrive or could not leave: a peer was lost, failed, or took longer than the time-out."""
+
+
+class Transport(Protocol):
+    """Messages between ranks `0 .. world_size - 1`.
+
+    Messages from one rank to another arrive in the order they were started, so both sides must start them in the same
+    order; the plan sees to that. There are no tags.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Handle:
+        """Start sending and receiving; returns at once. The tensors must stay untouched until `wait`.
+
+        Raises:
+            TransportError: a peer is already known to be lost.
+        """
+        ...
+
+    def wait(self, handle: Handle, timeout_s: float) -> None:
+        """Return once every message of one `start` has been sent and received.
+
+        Raises:
+            TransportError: a peer was lost or `timeout_s` seconds passed; the message names this rank and the peer.
+        """
+        ...

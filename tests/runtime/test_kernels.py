@@ -1,0 +1,188 @@
+"""Both kernels, block by block, against dense attention: any mask, grouped heads, values of another width."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from builders import random_mask
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime.block_plan import block_plan
+from runtime.compare import TOLERANCE, assert_close, dense, distributed, random_tensors, relative_error
+
+from dyncp import masks
+from dyncp.ir.batch import Batch, Sequence
+from dyncp.ir.mask import Mask
+from dyncp.ir.shape import AttentionShape
+from dyncp.runtime.kernels import api
+from dyncp.runtime.kernels.reference import merge, visible
+from dyncp.runtime.kernels.torch_cpu import STRIP_ROWS, TorchCpu, cut_into_strips
+
+KERNELS = list(api.KERNELS)
+
+
+def compare(mask: Mask, cuts: list[int], shape: AttentionShape, seed: int = 0, sinks=None, **settings) -> None:
+    batch = Batch([Sequence(mask.q_length, mask, kv_length=mask.k_length)])
+    tensors = random_tensors(batch, shape, seed)
+    maths = {name: value for name, value in settings.items() if name != "kernels"}
+    want = dense(tensors, sinks=sinks, **maths)
+    got = distributed(tensors, block_plan(mask, cuts, shape), sinks=sinks, **settings)
+    assert_close(got, want, TOLERANCE[shape.dtype])
+
+
+shapes = st.builds(
+    lambda groups, heads, dim, value_dim: AttentionShape(groups * heads, groups, 2 * dim, 2 * value_dim, "float32"),
+    *(st.integers(1, 3), st.integers(1, 3), st.integers(1, 8), st.integers(1, 8)),
+)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    cuts=st.lists(st.integers(1, 39), max_size=3),
+    shape=shapes,
+    softcap=st.sampled_from([None, 0.5, 5.0]),
+    with_sinks=st.booleans(),
+)
+def test_any_mask_any_shape(kernels, seed, lengths, cuts, shape, softcap, with_sinks):
+    mask = random_mask(np.random.default_rng(seed), *lengths)
+    sinks = torch.linspace(-2, 3, shape.q_heads) if with_sinks else None
+    compare(mask, cuts, shape, seed % 1000, sinks, kernels=kernels, softcap=softcap)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(kernels, dtype):
+    compare(masks.lambda_(200, 5, 60), [70, 150], AttentionShape(4, 2, 16, 8, dtype), kernels=kernels)
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0])
+def test_scale(scale):
+    compare(masks.causal(50), [20], AttentionShape(2, 1, 8, dtype="float32"), scale=scale)
+
+
+LONG = 2 * STRIP_ROWS + 77
+LONG_MASKS = {
+    "causal": masks.causal(LONG),
+    "causal, fewer keys than rows": masks.causal(LONG).crop(0, LONG, 0, LONG - 300),
+    "causal, more keys than rows": masks.causal(LONG).crop(300, LONG, 0, LONG),
+    "window": masks.sliding_window(LONG, 33),
+    "first strip blind": masks.from_slices(LONG, LONG, [[STRIP_ROWS + 3, LONG, 600, 700, "full"]]),
+    "rows that see only late keys": masks.from_slices(LONG, LONG, [[0, 9, 0, 1, "full"], [9, LONG, 900, 990, "full"]]),
+    "nothing": masks.from_slices(LONG, LONG, []),
+    "blind rows between": masks.from_slices(LONG, LONG, [[0, 5, 0, 9, "causal"], [9, 12, 3, LONG, "full"]]),
+}
+
+
+@pytest.mark.parametrize("name", LONG_MASKS)
+def test_torch_cpu_on_long_blocks(name):
+    compare(LONG_MASKS[name], [], AttentionShape(2, 1, 8, dtype="float32"), kernels="torch_cpu")
+
+
+def test_masks_beyond_the_cache_are_made_anew(monkeypatch):
+    room_bytes = 4 * 90 * 30  # of three patterns, as large at most
+    monkeypatch.setattr("dyncp.runtime.kernels.torch_cpu.CACHED_MASK_BYTES", room_bytes)
+    mask, shape = random_mask(np.random.default_rng(0), 90, 90), AttentionShape(2, 1, 8, dtype="float32")
+    plan = block_plan(mask, [30, 60], shape)
+    kernels = api.prepared_kernels(plan.rank(0), "default", "torch_cpu", torch.device("cpu"))
+    masked = [strip for strips in kernels._strips for strip in strips if strip.intervals is not None]
+    cached = [strip.mask for strip in masked if strip.mask is not None]
+    assert 0 < len(cached) < len(masked)
+    assert sum(4 * mask.numel() for mask in cached) <= room_bytes
+    compare(mask, [30, 60], shape, kernels="torch_cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("causal", 1), ("causal, fewer keys than rows", 1), ("window", 3), ("nothing", 0)]
+)
+def test_strips(name, calls):
+    mask = LONG_MASKS[name]
+    strips = cut_into_strips(mask.rows(0, mask.q_length))
+    assert len(strips) == calls
+    assert all(strip.causal == name.startswith("causal") for strip in strips)
+    if name == "window":  # keys that no row of a strip sees are left out
+        assert all(strip.keys.stop - strip.keys.start <= STRIP_ROWS + 32 for strip in strips)
+
+
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 30), keys=st.integers(1, 30))
+def test_strips_say_what_the_mask_says(seed, rows, keys):
+    mask = random_mask(np.random.default_rng(seed), rows, keys)
+    seen = np.zeros((rows, keys), dtype=bool)
+    for strip in cut_into_strips(mask.rows(0, rows)):
+        part = seen[strip.rows, strip.keys]
+        additive = strip.additive_mask()
+        part[:] = (
+            np.tri(*part.shape, dtype=bool) if strip.causal else True if additive is None else additive.numpy() == 0
+        )
+    assert (seen == mask.dense()).all()
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-10, 1e10])
+def test_backward_of_gradients_of_any_size(size):
+    """`TorchCpu` forms a stand-in for the output from dO and delta, which must not over- or underflow."""
+    mask, shape = masks.causal(40), AttentionShape(2, 1, 8, dtype="float32")
+    tensors = random_tensors(Batch([Sequence(40, mask, kv_length=40)]), shape)
+    tensors.do *= size
+    tensors.do[3:7] = 0
+    got, want = distributed(tensors, block_plan(mask, [11], shape), kernels="torch_cpu"), dense(tensors)
+    for name in ("dq", "dk", "dv"):
+        assert relative_error(got[name] / size, want[name] / size) < 1e-5
+
+
+def test_merge_of_nothing():
+    """(0, -inf) is the neutral element, also merged with itself."""
+    nothing = torch.zeros(1, 1, 2), torch.full((1, 1, 1), -torch.inf)
+    some = torch.full((1, 1, 2), 3.0), torch.full((1, 1, 1), 0.5)
+    for first, second, want in ((nothing, nothing, nothing), (nothing, some, some), (some, nothing, some)):
+        o, lse = first[0].clone(), first[1].clone()
+        merge(o, lse, *second)
+        assert torch.equal(o, want[0])
+        assert torch.equal(lse, want[1])
+
+
+def test_merge_of_scores_far_apart():
+    o, lse = torch.full((1, 1, 2), 1.0), torch.full((1, 1, 1), 200.0)
+    merge(o, lse, torch.full((1, 1, 2), 5.0), torch.full((1, 1, 1), -200.0))
+    assert o.eq(1.0).all()
+    assert lse.item() == 200.0
+
+
+def test_visible_keys_of_a_range():
+    intervals = torch.tensor([[[0, 2], [4, 6]], [[0, 0], [0, 0]]], dtype=torch.int32)
+    assert visible(intervals, 1, 6).tolist() == [[True, False, False, True, True], [False] * 5]
+
+
+def test_blocks_with_the_same_mask_share_a_pattern():
+    plan = block_plan(masks.full(8, 8), [2, 4, 6], AttentionShape(2, 1, 8, dtype="float32"))
+    of_comp, patterns = api.mask_patterns(plan.programs[0][0].comps, plan.header.tokens)
+    assert of_comp == [0, 0, 0, 0]
+    assert len(patterns) == 1
+
+
+def test_no_computation_blocks():
+    plan = block_plan(masks.full(8, 8), [], AttentionShape(2, 1, 8, dtype="float32"))
+    comps = plan.programs[0][0].comps
+    empty = type(comps)([], [], [], [0], np.empty((0, 6)))
+    assert api.mask_patterns(empty, plan.header.tokens) == ([], [])
+
+
+def test_choice_of_kernels():
+    assert api.get_kernels("auto", torch.device("cpu")) is TorchCpu
+    assert api.get_kernels("auto", torch.device("cuda")).__name__ == "Reference"
+    with pytest.raises(ValueError, match="unknown kernels 'fast'; choose one of auto, reference, torch_cpu"):
+        api.get_kernels("fast", torch.device("cpu"))
+    with pytest.raises(ValueError, match="'torch_cpu' got tensors on cuda"):
+        api.get_kernels("torch_cpu", torch.device("cuda"))
+
+
+def test_prepared_kernels_go_with_their_plan():
+    plan = block_plan(masks.causal(8), [3], AttentionShape(2, 1, 8, dtype="float32"))
+    key_digest, cpu = plan.digest, torch.device("cpu")
+    first = api.prepared_kernels(plan.rank(0), "default", "auto", cpu)
+    assert api.prepared_kernels(plan.rank(0), "default", "auto", cpu) is first
+    assert api.prepared_kernels(plan.rank(0), "default", "reference", cpu) is not first
+    assert any(key[0] == key_digest for key in api._prepared)
+    del plan
+    assert not any(key[0] == key_digest for key in api._prepared)
