@@ -55,7 +55,7 @@ def _best_fit(value: Ints, tokens: Ints, limit: float) -> Ints:
     owner = np.zeros(len(tokens), "int64")
     load = np.zeros(value.shape[1])
     for block in np.argsort(-tokens, kind="stable"):
-        room = load + tokens[block] <= limit
+        room = load + tokens[block] <= max(limit, tokens[block])
         best = np.where(room, value[block], -1.0).max()
         ties = room & (value[block] == best) if room.any() else np.ones(len(load), bool)
         owner[block] = np.argmin(np.where(ties, load, np.inf))
@@ -64,19 +64,22 @@ def _best_fit(value: Ints, tokens: Ints, limit: float) -> Ints:
 
 
 def _search(value: Ints, tokens: Ints, limit: float, start: Ints) -> Ints:
-    """Moves and swaps while one lowers an overload, or gains bytes and makes no overload worse."""
+    """Moves and swaps while one lowers an overload, or gains bytes and makes no overload worse. A block that is larger
+    than the limit may be where nothing else is."""
     owner, load = start.copy(), loads(tokens, start, value.shape[1])
-    blocks = np.arange(len(tokens))
-    kept = value[blocks, owner]
+    kept = value[np.arange(len(tokens)), owner]
+    limits = np.maximum(limit, tokens)
     least = 1e-9 * float(value.max(initial=1.0))
     changed = True
     while changed:
         changed = False
         for block in range(len(tokens)):
             here = owner[block]
-            over = load[here] > limit
+            over = load[here] > limits[block]
             after = load + tokens[block]
-            gain = np.where((after <= limit) | (over & (after < load[here])), value[block] - kept[block], -np.inf)
+            gain = np.where(
+                (after <= limits[block]) | (over & (after < load[here])), value[block] - kept[block], -np.inf
+            )
             gain[here] = -np.inf
             to = int(np.argmax(gain))
             if gain[to] > (-np.inf if over else least):
@@ -85,19 +88,27 @@ def _search(value: Ints, tokens: Ints, limit: float, start: Ints) -> Ints:
                 owner[block], kept[block] = to, value[block, to]
                 changed = True
                 continue
-            shift = tokens[block] - tokens
-            highest = np.maximum(load[here] - shift, load[owner] + shift)
-            before = np.maximum(load[here], load[owner])
-            gain = value[block, owner] + value[:, here] - kept - kept[block]
-            relief = over & (highest < before)
-            gain[(owner == here) | ~((highest <= limit) | relief)] = -np.inf
-            gain[~relief & (gain <= least)] = -np.inf
-            other = int(np.argmax(gain))
-            if gain[other] > -np.inf:
+            other = _best_swap(value, tokens, limits, (owner, load, kept), block)
+            if other >= 0:
                 there = owner[other]
-                load[here] -= shift[other]
-                load[there] += shift[other]
+                load[here] += tokens[other] - tokens[block]
+                load[there] += tokens[block] - tokens[other]
                 owner[block], owner[other] = there, here
                 kept[block], kept[other] = value[block, there], value[other, here]
                 changed = True
     return owner
+
+
+def _best_swap(value: Ints, tokens: Ints, limits: Ints, state: tuple[Ints, Ints, Ints], block: int) -> int:
+    """The block to change owners with, -1 for none."""
+    owner, load, kept = state
+    here = owner[block]
+    shift = tokens[block] - tokens
+    load_here, load_there = load[here] - shift, load[owner] + shift
+    fits = (load_here <= limits) & (load_there <= limits[block])
+    relief = (load[here] > limits[block]) & (np.maximum(load_here, load_there) < np.maximum(load[here], load[owner]))
+    gain = value[block, owner] + value[:, here] - kept - kept[block]
+    least = 1e-9 * float(value.max(initial=1.0))
+    gain[(owner == here) | ~(relief | (fits & (gain > least)))] = -np.inf
+    other = int(np.argmax(gain))
+    return other if gain[other] > -np.inf else -1

@@ -2,7 +2,7 @@
 
 Differences to the listing:
 - a rank for which no block fits leaves a division, and the others go on; and what one rank may send to another in a
-  division is never below the largest piece. So no division stays empty for want of budget;
+  division is never below the need of any one block. So no division stays empty for want of budget;
 - data crosses the boundary of a node once where that can be: while one rank takes a piece across, the others of its
   node wait for the next division and have it from there.
 """
@@ -53,9 +53,9 @@ def greedy_schedule(
     """Steps of all computation blocks, and all transfers.
 
     Division t of the listing is step t. Division 0 needs nothing from other ranks; the last, `divisions - 1` but at
-    least 1, takes what is left. An input moves at the step of its first use; it comes from its owner, or from a rank of
-    the same node that has had it since an earlier step when the owner is on another node. Partial results go to their
-    owners two steps after the last computation.
+    least 1, takes what is left. An input moves at the step of its first use (before the last division also a step
+    earlier, see `bring_in`). It comes from its owner or, when that is on another node, from a rank of the same node
+    that has had it since an earlier step. Partial results go to their owners two steps after the last computation.
     """
     comp_step = np.zeros((blocks.groups, len(blocks)), "int64")
     moves: list[Transfers] = []
@@ -158,29 +158,28 @@ def divide(inputs: Inputs, cluster: Cluster, divisions: int) -> tuple[Ints, Ints
 def fill(
     waiting: list[Waiting], arrivals: _Arrivals, inputs: Inputs, load: list[float], steps: Ints, step: int
 ) -> None:
-    """One division: the rank with the least computation so far takes its next block that fits, until none does."""
+    """One division: the rank with the least computation so far takes its next block that fits, until none does.
+
+    A block that is passed over does not fit later in the division either: what another one brings of its inputs takes
+    as much from the budget as from its need.
+    """
     arrivals.start()
-    turns = [(load[rank], rank, 0, False) for rank in range(len(waiting)) if waiting[rank]]
+    turns = [(load[rank], rank, 0) for rank in range(len(waiting)) if waiting[rank]]
     heapq.heapify(turns)
     while turns:
-        _, rank, place, fetched = heapq.heappop(turns)
+        _, rank, first = heapq.heappop(turns)
         blocks = waiting[rank]
-        while place < len(blocks):
+        for place in range(first, len(blocks)):
             comp, pieces = blocks[place]
             missing = arrivals.missing(pieces, rank)
             if arrivals.fits(missing, rank, step):
+                for piece in missing:
+                    arrivals.fetch(piece, rank, step)
+                steps[comp] = step
+                load[rank] += float(inputs.work[comp])
+                del blocks[place]
+                heapq.heappush(turns, (load[rank], rank, place))
                 break
-            place += 1
-        else:
-            if fetched:  # what came with one block may be what another one, passed over before, lacked
-                heapq.heappush(turns, (load[rank], rank, 0, False))
-            continue
-        for piece in missing:
-            arrivals.fetch(piece, rank, step)
-        steps[comp] = step
-        load[rank] += float(inputs.work[comp])
-        del blocks[place]
-        heapq.heappush(turns, (load[rank], rank, place, fetched or bool(missing)))
 
 
 def bring_in(waiting: list[Waiting], arrivals: _Arrivals, step: int) -> None:
@@ -202,13 +201,16 @@ def bring_in(waiting: list[Waiting], arrivals: _Arrivals, step: int) -> None:
 
 def budgets(inputs: Inputs, ranks: int, divisions: int) -> list[float]:
     """[R * R], the bytes that rank `src` may send to rank `dst` in a division, at `src * R + dst`: its part of all that
-    `src` owns and `dst` needs, but at least the largest piece of that."""
+    `src` owns and `dst` needs, but at least what one computation block needs of that."""
     needed = np.unique(inputs.pieces * ranks + inputs.rank[:, None])
     piece, rank = needed // ranks, needed % ranks
-    pair = inputs.owner[piece] * ranks + rank
-    result = np.bincount(pair, inputs.size_bytes[piece], ranks * ranks) / divisions
-    np.maximum.at(result, pair, inputs.size_bytes[piece])
-    return result.tolist()
+    total = np.bincount(inputs.owner[piece] * ranks + rank, inputs.size_bytes[piece], ranks * ranks)
+    pair = inputs.owner[inputs.pieces] * ranks + inputs.rank[:, None]
+    size_bytes = inputs.size_bytes[inputs.pieces]
+    of_one_owner = pair[:, :1] == pair[:, 1:]
+    least = np.zeros(ranks * ranks)
+    np.maximum.at(least, pair, np.where(of_one_owner, size_bytes.sum(axis=1, keepdims=True), size_bytes))
+    return np.maximum(total / divisions, least).tolist()
 
 
 def input_moves(inputs: Inputs, arrivals: Ints, cluster: Cluster, mask: int) -> Transfers:

@@ -1,0 +1,303 @@
+"""Placement by hypergraph partitioning: its objective, its constraints, and what it says of those not met."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import SHAPE, causal_batch, random_batch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dyncp import masks
+from dyncp.ir.batch import Batch, Sequence
+from dyncp.ir.cluster import Cluster
+from dyncp.ir.placement import Placement
+from dyncp.ir.plan import PASSES, side_token_bytes
+from dyncp.ir.shape import AttentionShape
+from dyncp.planner.blockgen import make_blocks, uniform_cut
+from dyncp.planner.partition.balance import Limits, repair, unmet
+from dyncp.planner.partition.estimate import received_bytes
+from dyncp.planner.partition.hypergraph import TOKEN_EPSILON_RANKS, place
+from dyncp.planner.partition.nets import Nets, loads
+from dyncp.planner.partition.ownership import even_load, give_tokens, longest_first
+from dyncp.planner.partition.solver import Hypergraph, partition
+from dyncp.planner.scheduling.greedy import greedy_schedule
+from dyncp.strategies.api import Options
+
+LAYER = AttentionShape(8, 2, 128)
+# 40 documents with a long tail, 131,072 tokens
+LONGTAIL = (
+    *(2473, 1680, 5352, 2397, 917, 3523, 14481, 8478, 713, 307, 804, 2179, 63, 1475, 316, 683, 905, 1274, 3797, 9783),
+    *(1689, 15904, 755, 3470, 7941, 2358, 671, 514, 1031, 2850, 450, 1496, 1613, 4610, 2826, 3490, 768, 1686, 6638),
+    8712,
+)
+
+
+def blocks_of(batch, block_tokens, shape=SHAPE):
+    return make_blocks(batch, shape.groups, uniform_cut(block_tokens))
+
+
+def placed(batch, cluster, shape=SHAPE, **options):
+    options = Options(**options)
+    blocks = blocks_of(batch, options.block_tokens, shape)
+    return blocks, *place(blocks, shape, cluster, options)
+
+
+def imbalances(blocks, placement, ranks):
+    """(computation, tokens), max / mean over all ranks."""
+    work = loads(np.tile(blocks.work, blocks.groups), placement.comp_rank.ravel(), ranks)
+    tokens = loads(blocks.tokens.tokens, placement.block_rank, ranks)
+    return work.max() / max(work.mean(), 1e-9), tokens.max() / tokens.mean()
+
+
+def counted_bytes(blocks, placement, shape, keep, wire, passes=PASSES):
+    """Bytes that cross ranks, piece by piece: every (mask, group, token block, side) to every rank that computes with
+    it and does not own it, and back."""
+    sides = np.sum([side_token_bytes(shape, pass_, keep, wire) for pass_ in passes], axis=0)
+    total = 0.0
+    for mask, group in itertools.product(range(len(blocks.mask_names)), range(blocks.groups)):
+        for end, per_token in ((blocks.q_block, sides[0] + sides[2]), (blocks.kv_block, sides[1] + sides[3])):
+            pairs = {
+                (int(end[n]), int(placement.comp_rank[group, n])) for n in np.flatnonzero(blocks.mask == mask).tolist()
+            }
+            for block, rank in pairs:
+                if placement.block_rank[block] != rank:
+                    total += per_token * blocks.tokens.tokens[block] * blocks.mask_weights[mask]
+    return total
+
+
+def random_placement(rng, blocks, ranks):
+    return Placement(rng.integers(0, ranks, len(blocks.tokens)), rng.integers(0, ranks, (blocks.groups, len(blocks))))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("keep", ["none", "kv", "all"])
+def test_the_objective_is_the_bytes_that_move(seed, keep):
+    rng = np.random.default_rng(seed)
+    blocks = blocks_of(random_batch(rng, ("a", "b") if seed % 2 else ("default",), cross=seed % 3 == 0), 6)
+    wire = ("model", "float32")[seed % 2]
+    nets = Nets.of_batch(blocks, SHAPE, keep, wire)
+    for placement in (
+        random_placement(rng, blocks, 4),
+        place(blocks, SHAPE, Cluster(2, 2), Options(keep=keep, wire=wire))[0],
+    ):
+        found = nets.cut_bytes(placement.block_rank, placement.comp_rank.ravel(), 4)
+        assert found == pytest.approx(counted_bytes(blocks, placement, SHAPE, keep, wire), abs=0)
+        # and of the schedule: every row, in both passes, for all layers of its mask
+        moves = greedy_schedule(blocks, placement, SHAPE, Cluster(2, 2), Options(keep=keep, wire=wire)).transfers
+        sides = np.sum([side_token_bytes(SHAPE, pass_, keep, wire) for pass_ in PASSES], axis=0)
+        weights = np.asarray(blocks.mask_weights)[moves.mask]
+        assert found == (sides[moves.side] * blocks.tokens.tokens[moves.block] * weights).sum()
+
+
+def test_received_bytes_are_those_of_the_transfers():
+    rng = np.random.default_rng(3)
+    cluster = Cluster(3, 2)
+    blocks = blocks_of(causal_batch(90, 31), 5)
+    placement = random_placement(rng, blocks, cluster.ranks)
+    nets = Nets.of_batch(blocks, SHAPE, "none", "model")
+    received, entered = received_bytes(nets, placement.block_rank, placement.comp_rank.ravel().astype(int), cluster)
+    moves = greedy_schedule(blocks, placement, SHAPE, cluster, Options()).transfers
+    sides = np.sum([side_token_bytes(SHAPE, pass_, "none", "model") for pass_ in PASSES], axis=0)
+    size = sides[moves.side] * blocks.tokens.tokens[moves.block]
+    assert received.tolist() == np.bincount(moves.dst, size, cluster.ranks).tolist()
+    crosses = moves.src // 2 != moves.dst // 2
+    assert entered.tolist() == np.bincount(moves.dst[crosses] // 2, size[crosses], cluster.nodes).tolist()
+
+
+def test_one_long_causal_sequence():
+    blocks, placement, notes = placed(causal_batch(131072), Cluster.preset("p4de", 4), LAYER, block_tokens=2048)
+    compute, tokens = imbalances(blocks, placement, 32)
+    assert notes == ()
+    assert tokens == 1.0
+    assert compute <= 1.15
+    assert counted_bytes(blocks, placement, LAYER, "none", "model", PASSES[:1]) <= 1_750e6
+
+
+def test_a_long_tailed_batch_of_unequal_blocks():
+    blocks, placement, notes = placed(causal_batch(*LONGTAIL), Cluster.preset("p4de", 4), LAYER)
+    compute, tokens = imbalances(blocks, placement, 32)
+    assert notes == ()
+    assert tokens <= 1.06
+    assert compute <= 1.15
+    assert counted_bytes(blocks, placement, LAYER, "none", "model", PASSES[:1]) <= 300e6
+
+
+@given(seed=st.integers(0, 2**16), nodes=st.integers(1, 3), per_node=st.integers(1, 3), block_tokens=st.integers(1, 9))
+def test_constraints_are_met_or_noted(seed, nodes, per_node, block_tokens):
+    names = ("a", "b") if seed % 2 else ("default",)
+    cluster = Cluster(nodes, per_node)
+    batch = random_batch(np.random.default_rng(seed), names, cross=seed % 3 == 0)
+    blocks, placement, notes = placed(batch, cluster, block_tokens=block_tokens)
+    assert placement.block_rank.min(initial=0) >= 0 and placement.block_rank.max(initial=0) < cluster.ranks
+    assert placement.comp_rank.min(initial=0) >= 0 and placement.comp_rank.max(initial=0) < cluster.ranks
+    tokens = loads(blocks.tokens.tokens, placement.block_rank, cluster.ranks)
+    assert (tokens.max() > (1 + TOKEN_EPSILON_RANKS + 1e-5) * tokens.mean()) == any("tokens of" in n for n in notes)
+    for mask, name in enumerate(names):
+        part = blocks.of_mask(mask)
+        works = np.tile(blocks.work[part], blocks.groups)
+        work = loads(works, placement.comp_rank[:, part].ravel(), cluster.ranks).reshape(nodes, per_node)
+        of_mask = f" under mask {name!r}" if len(names) > 1 else ""
+        node_over = work.sum(axis=1).max() > 1.4 * work.sum(axis=1).mean() + 1e-4
+        rank_over = bool(np.any(work.max(axis=1) > 1.1 * work.mean(axis=1) + 1e-4))
+        for unit, over in (("node", node_over), ("rank", rank_over)):
+            noted = [n for n in notes if n.startswith(f"computation of {unit}") and (of_mask in n or not of_mask)]
+            assert len(noted) == over, notes
+
+
+def test_each_mask_is_balanced_on_its_own():
+    both = {"all": masks.causal(2048), "near": masks.sliding_window(2048, 200)}
+    batch = Batch([Sequence(2048, both)], {"all": 1, "near": 5})
+    blocks, placement, notes = placed(batch, Cluster(1, 4), block_tokens=32)
+    assert notes == ()
+    for mask in (0, 1):
+        part = blocks.of_mask(mask)
+        work = loads(np.tile(blocks.work[part], 2), placement.comp_rank[:, part].ravel(), 4)
+        assert work.max() <= 1.1 * work.mean()
+
+
+def test_a_block_heavier_than_a_share_is_noted():
+    blocks, placement, notes = placed(causal_batch(64, 8, 8, 8, 8), Cluster(1, 4), block_tokens=64)
+    compute, _ = imbalances(blocks, placement, 4)
+    rank = int(np.argmax(loads(np.tile(blocks.work, 2), placement.comp_rank.ravel(), 4)))
+    share = 64 * 65 / 2 / (2 * blocks.work.sum() / 4)
+    assert compute == pytest.approx(share)  # nothing else is put on top of it
+    assert (
+        f"computation of rank {rank} is {share:.2f} x the mean (limit 1.1, 2 ranks above): one computation block of "
+        f"sequence 0 alone is {share:.2f} x; use smaller block_tokens"
+    ) in notes
+    assert any(n.startswith("tokens of rank") and "blocks of up to 64 allow about 2.67 x" in n for n in notes)
+
+
+def test_notes_name_mask_node_and_cause():
+    batch = Batch([Sequence(8, {"a": masks.causal(8), "b": masks.full(8, 8)})])
+    blocks = blocks_of(batch, 1)
+    ranks = np.zeros((2, len(blocks)), int)
+    ranks[:, blocks.of_mask(0)] = np.arange(36) % 4
+    notes = unmet(blocks, Placement(np.arange(8) % 4, ranks), Cluster(2, 2), Limits(0.4, 0.1, 0.05))
+    assert notes == tuple(
+        f"computation of {unit} (limit {limit}): no better placement was found"
+        for unit, limit in (
+            ("node 0 under mask 'b' is 2.00 x the mean", 1.4),
+            ("rank 0 under mask 'b' is 2.00 x the mean of its node", 1.1),
+        )
+    )
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 1), Cluster(2, 3), Cluster(1, 8)], ids=str)
+@pytest.mark.parametrize(
+    "batch",
+    [
+        causal_batch(1),
+        causal_batch(2, 1),
+        Batch([Sequence(6, masks.from_dense(np.zeros((6, 6), bool)))]),  # nothing sees anything
+        Batch([Sequence(5, masks.full(5, 1), kv_length=1)]),
+    ],
+    ids=["one token", "two", "nothing", "cross"],
+)
+def test_fewer_blocks_than_ranks(batch, cluster):
+    blocks, placement, _ = placed(batch, cluster, block_tokens=2)
+    assert placement.block_rank.shape == (len(blocks.tokens),)
+    assert placement.comp_rank.shape == (2, len(blocks))
+    most = np.bincount(placement.block_rank, minlength=cluster.ranks).max()
+    assert most == -(-len(blocks.tokens) // cluster.ranks)
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from builders import causal_batch, SHAPE
+from dyncp.ir.cluster import Cluster
+from dyncp.strategies import make_plan
+from dyncp.strategies.api import Options
+for length in eval(sys.argv[1]):
+    plan = make_plan(causal_batch(length, 900, 333), SHAPE, Cluster(2, 3), options=Options(block_tokens=128, seed=5))
+print(plan.digest)
+"""
+
+
+def test_the_same_placement_every_time_and_in_every_process():
+    """With other placements before it, too: the solver must not carry anything from call to call."""
+    batch, cluster = causal_batch(4000, 900, 333), Cluster(2, 3)
+    first, again = (placed(batch, cluster, block_tokens=128, seed=5)[1] for _ in range(2))
+    assert np.array_equal(first.block_rank, again.block_rank) and np.array_equal(first.comp_rank, again.comp_rank)
+    paths = [path for path in sys.path if path]
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, lengths, *paths], capture_output=True, text=True, check=True
+        ).stdout
+        for lengths in ("[4000]", "[17, 2000, 4000]")
+    }
+    assert len(digests) == 1
+
+
+# The parts
+
+
+def test_the_solver_keeps_fixed_vertices_and_limits():
+    """A chain of 40 vertices behind two fixed ones without weight: cut once, in the middle."""
+    chain = np.arange(39)
+    graph = Hypergraph(
+        np.concatenate([chain, chain, [39, 39, 40, 40]]),
+        np.concatenate([chain, chain + 1, [40, 0, 41, 39]]),
+        np.ones(41),
+        np.concatenate([np.ones(40), [0, 0]]),
+        np.concatenate([np.full(40, -1), [1, 0]]),
+    )
+    for shuffle in (None, 0, 1):
+        part = partition(graph, np.full(2, 21.0), shuffle)
+        assert part[40:].tolist() == [1, 0]
+        assert np.bincount(part[:40]).max() <= 21
+        assert np.count_nonzero(np.diff(part[:40])) == 1
+
+
+def test_even_load():
+    assert even_load(np.array([4, 4, 4, 4]), 2, 0.1) == pytest.approx(8.8)
+    assert even_load(np.array([4, 4, 4]), 2, 0.1) == 8  # coarser than the tolerance
+    assert even_load(np.array([90, 4, 4, 1, 1]), 2, 0.1) == pytest.approx(55)  # the first has a part to itself
+    sizes = np.array([5, 3, 3, 2, 2, 2, 1])
+    assert loads(sizes, longest_first(sizes, 3), 3).tolist() == [7, 6, 5]
+
+
+def test_repair_moves_the_cheapest_work():
+    """Everything on part 0 of two; the blocks of sequence 1 are owned by part 1 and gain by going there."""
+    blocks = blocks_of(causal_batch(16, 16), 4, AttentionShape(1, 1, 8))
+    nets = Nets.of_batch(blocks, AttentionShape(1, 1, 8), "none", "model")
+    block_part = np.repeat([0, 1], 4)
+    limit = nets.work.sum() / 2
+    part = repair(nets, block_part, np.zeros(len(nets), int), 2, limit)
+    assert np.array_equal(part, block_part[blocks.q_block])
+    assert nets.cut_bytes(block_part, part, 2) == 0
+
+
+def test_repair_leaves_a_block_heavier_than_the_limit_alone():
+    blocks = blocks_of(causal_batch(16, 16), 4, AttentionShape(1, 1, 8))
+    nets = Nets.of_batch(blocks, AttentionShape(1, 1, 8), "none", "model")
+    nets = replace(nets, work=np.where(np.arange(len(nets)) == 7, 100.0, 1.0))
+    part = repair(nets, np.repeat([0, 1], 4), np.zeros(len(nets), int), 3, 12.0)
+    assert np.flatnonzero(part == 0).tolist() == [7]
+    assert np.bincount(part).max() <= 12
+
+
+@given(seed=st.integers(0, 2**16))
+def test_tokens_go_where_they_save_most(seed):
+    """Against all assignments of a small case: within the limit, and no worse than what moves and swaps must find."""
+    rng = np.random.default_rng(seed)
+    blocks = blocks_of(causal_batch(*rng.integers(1, 9, 3)), 4)
+    nets = Nets.of_batch(blocks, SHAPE, "none", "model")
+    comp_part = rng.integers(0, 2, len(nets))
+    limit = even_load(nets.tokens, 2, 0.1)
+    owner = give_tokens(nets, comp_part, 2, limit)
+    every = [np.array(one) for one in itertools.product((0, 1), repeat=len(nets.tokens))]
+    fitting = [one for one in every if loads(nets.tokens, one, 2).max() <= limit]
+    costs = [nets.cut_bytes(one, comp_part, 2) for one in fitting]
+    assert loads(nets.tokens, owner, 2).max() <= limit
+    found = nets.cut_bytes(owner, comp_part, 2)
+    assert min(costs) <= found <= np.median(costs)
+    near = [cost for one, cost in zip(fitting, costs, strict=True) if np.count_nonzero(one != owner) == 1]
+    assert found <= min(near, default=np.inf)  # no single move is left that helps
