@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import SHAPE, causal_batch, planned, random_batch
-from dyncp.planner.scheduling.greedy import greedy_schedule
 
 from dyncp.ir.check import check_plan
 from dyncp.ir.cluster import Cluster
@@ -14,6 +13,7 @@ from dyncp.ir.plan import BACKWARD, FORWARD, CommLaunch, Copy, PlanHeader, side_
 from dyncp.ir.schedule import Schedule, Side, Transfers
 from dyncp.planner.blockgen import make_blocks, uniform_cut
 from dyncp.planner.lower import lower
+from dyncp.planner.scheduling.greedy import greedy_schedule
 from dyncp.strategies.api import Options
 
 

@@ -256,9 +256,9 @@ class Comps:
         return Mask(int(sizes[self.q_block[comp]]), int(sizes[self.kv_block[comp]]), rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RankProgram:
-    """What one rank does under one mask."""
+    """What one rank does under one mask. Can be referred to weakly, so that what is derived from it can go with it."""
 
     comps: Comps
     forward: Program

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import TokenBlocks
-from dyncp.ir.plan import Attention, Comps, Copy, RankPlan, Reduction
+from dyncp.ir.plan import Attention, Comps, Copy, RankPlan, RankProgram, Reduction
 from dyncp.runtime.buffers import Buffers
 
 
@@ -81,20 +81,17 @@ def get_kernels(name: str, device: torch.device) -> KernelFactory:
     return made
 
 
-# Kernels of every plan in use, by (digest, rank, mask name, kernels, device): all layers of a model and both passes
-# share them. An entry goes with the plan that it was made for.
-_prepared: dict[tuple[str, int, str, str, torch.device], Kernels] = {}
+# Kernels of the programs in use: all layers of a model and both passes share them, and they go with the program.
+_prepared: WeakKeyDictionary[RankProgram, dict[tuple[str, torch.device], Kernels]] = WeakKeyDictionary()
 
 
 def prepared_kernels(plan: RankPlan, mask: str, name: str, device: torch.device) -> Kernels:
-    """Kernels for one rank and mask of a plan, made at first use and kept as long as the plan."""
-    key = (plan.digest, plan.rank, mask, name, device)
-    if key not in _prepared:
-        kernels = get_kernels(name, device)(plan.program(mask).comps, plan.header.tokens, device)
-        _prepared[key] = kernels
-        # A slotted dataclass cannot be referred to weakly; this array lives as long as the plan's header.
-        weakref.finalize(plan.header.owner, _prepared.pop, key, None)
-    return _prepared[key]
+    """Kernels for one rank and mask of a plan, made at first use and kept as long as its program."""
+    program = plan.program(mask)
+    made = _prepared.setdefault(program, {})
+    if (name, device) not in made:
+        made[name, device] = get_kernels(name, device)(program.comps, plan.header.tokens, device)
+    return made[name, device]
 
 
 def mask_patterns(comps: Comps, tokens: TokenBlocks) -> tuple[list[int], list[tuple[Ints, int]]]:
