@@ -32,7 +32,6 @@ def repair(nets: Nets, block_part: Ints, comp_part: Ints, parts: int, limit: flo
         comps = np.flatnonzero(comp_part == source)
         work = nets.work[comps, None]
         after = load + work
-        after[:, source] = np.inf
         fits = after <= limit
         if not fits.any():
             fits = after < load[source] * (1 - 1e-9)
