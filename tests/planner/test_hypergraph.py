@@ -173,6 +173,21 @@ def test_computation_is_within_what_longest_first_reaches(seed):
     assert load.max() <= max(limit, works.max()) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "cluster"),
+    [
+        ((52, 49, 51, 5, 48, 56, 16, 11), Cluster(2, 2)),
+        ((13, 12, 10, 56, 40, 21), Cluster(2, 3)),
+    ],
+)
+def test_blocks_change_their_node_where_they_do_not_pack(lengths, cluster):
+    """Even nodes whose blocks cannot be dealt evenly to their ranks."""
+    blocks, placement, _ = placed(causal_batch(*lengths), cluster, block_tokens=16)
+    tokens = blocks.tokens.tokens
+    limit = even_load(tokens, cluster.ranks, TOKEN_EPSILON_RANKS)
+    assert loads(tokens, placement.block_rank, cluster.ranks).max() <= limit
+
+
 def test_a_block_heavier_than_a_share_is_noted():
     blocks, placement, notes = placed(causal_batch(64, 8, 8, 8, 8), Cluster(1, 4), block_tokens=64)
     compute, _ = imbalances(blocks, placement, 4)
@@ -294,6 +309,15 @@ def test_repair_leaves_a_block_heavier_than_the_limit_alone():
     part = repair(nets, np.repeat([0, 1], 4), np.zeros(len(nets), int), 3, 12.0)
     assert np.flatnonzero(part == 0).tolist() == [7]
     assert np.bincount(part).max() <= 12
+
+
+def test_a_token_block_larger_than_the_limit_goes_to_its_computation():
+    """As long as nothing else is there."""
+    blocks = blocks_of(causal_batch(20, 20, 20), 20)
+    nets = Nets.of_batch(blocks, SHAPE, "none", "model")
+    comp_part = np.array([3, 0, 1] * 2)
+    for start in (None, np.array([0, 1, 2])):
+        assert give_tokens(nets, comp_part, 4, 16.0, start).tolist() == [3, 0, 1]
 
 
 @given(seed=st.integers(0, 2**16))
