@@ -143,7 +143,8 @@ def over_ranks(nets: Nets, goal: Goal) -> Split:
 
 def tries(nets: Nets, goal: Goal) -> Iterator[tuple[float, Split]]:
     """Several splits, and how far the fullest part of each is above its limit (as a fraction, 0 when none is)."""
-    limits = {int(mask): even_load(nets.work[nets.mask == mask], goal.parts, goal.epsilon) for mask in set(nets.mask)}
+    masks = np.unique(nets.mask).tolist()
+    limits = {mask: even_load(nets.work[nets.mask == mask], goal.parts, goal.epsilon) for mask in masks}
     number = 1 if nets.tokens.sum() < SMALL_TOKENS else max(1, min(goal.tries, LARGE // len(nets)))
     for token_share, shuffled in TRIES[:number]:
         start = together(nets, goal, token_share, goal.seed if shuffled else None)
