@@ -51,6 +51,8 @@ def test_named_masks_and_weights():
 def test_weights_in_sequences_agree():
     first = {"length": 8, "masks": {"a": CAUSAL, "b": LAMBDA}, "weights": {"a": 2}}
     assert batch_from_dict({"sequences": [first, {"length": 3}, first]}).weights == {"a": 2, "b": 1.0}
+    again = first | {"weights": {"b": 1, "a": 2}}
+    assert batch_from_dict({"sequences": [first, again]}).weights == {"a": 2, "b": 1.0}
     with pytest.raises(ValueError, match=r"sequence 2 has the weights \{'a': 3\} but sequence 0 has \{'a': 2\}"):
         batch_from_dict({"sequences": [first, {"length": 3}, first | {"weights": {"a": 3}}]})
     with pytest.raises(ValueError, match=r"sequence 0 has the weights .* but the batch has"):
@@ -108,6 +110,7 @@ def test_written_batches_are_read_back(tmp_path_factory, dense_list: list, is_na
             "sequence 1: mask 'a': mask kind 'lambda' with the keys none",
         ),
         ({"length": 4, "weights": 3}, "sequence 1: weights is 3; expected an object of numbers"),
+        ({"length": 4, "weights": {"other": 2}}, "sequence 1: weight for unknown mask 'other'; the batch has default"),
         ({"length": 4, "weights": {"default": True}}, "sequence 1: weights is .*; expected an object of numbers"),
     ],
 )
@@ -156,4 +159,14 @@ def test_bad_files_are_refused(tmp_path):
             read_batch(path)
     path.write_text(json.dumps([1]))
     with pytest.raises(ValueError, match=r"a batch is \[1\]"):
+        read_batch(path)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"sequences": [{"length": 100, "length": 50}]}', '{"sequences": [], "sequences": []}']
+)
+def test_two_values_under_one_key_are_refused(tmp_path, text):
+    path = tmp_path / "batch.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is not JSON: an object has the key '(length|sequences)' twice"):
         read_batch(path)

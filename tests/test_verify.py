@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import torch
 from dyncp import verify as module
 from dyncp.ir.plan import KEEP
 from dyncp.strategies import STRATEGIES
-from dyncp.verify import RANDOM_MASKS, random_case, verify
+from dyncp.verify import RANDOM_MASKS, random_case, verify, worse
 
 CORPUS, PARTS = 300, 10
 
@@ -71,6 +72,35 @@ def test_sees_a_wrong_result(monkeypatch, place):
     monkeypatch.setattr(module, "attention", wrong)
     errors = verify(case)
     assert errors["out" if place == "out" else "dq"] > case.tolerance
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("field", ["out", "q", "k", "v", "sinks"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_sees_what_is_not_a_number(monkeypatch, field, bad, whole):
+    """One such value is enough, in the first mask of several, and whatever the errors of the others are."""
+    real = module.run_plan
+
+    def broken(plan, case, inputs, mask):
+        result = real(plan, case, inputs, mask)
+        if mask == case.batch.mask_names[0]:
+            getattr(result, field).view(-1)[: None if whole else 1] = bad
+        return result
+
+    cases = (random_case(0, number) for number in range(CORPUS))
+    case = replace(next(case for case in cases if len(case.batch.mask_names) > 1), sinks=True)
+    monkeypatch.setattr(module, "run_plan", broken)
+    errors = verify(case)
+    label = field if field == "out" else f"d{field}"
+    assert errors.pop(label) == float("inf")
+    assert max(errors.values()) <= case.tolerance
+
+
+def test_worse():
+    nan, inf = float("nan"), float("inf")
+    assert worse(1.0, 2.0) == worse(2.0, 1.0) == 2.0
+    for one, other in ((nan, 1.0), (1.0, nan), (nan, nan), (inf, nan), (1.0, inf), (-inf, 1.0)):
+        assert worse(one, other) == inf
 
 
 class _Twice(torch.autograd.Function):

@@ -1,9 +1,14 @@
 """Dynamic context parallelism: a parallel attention that is planned anew for every batch.
 
-    plan = dyncp.make_plan(batch, shape, cluster)          # what every rank does; numpy only
-    out = dyncp.attention(q, k, v, plan.rank(rank), group)  # runs it, differentiable; the first import of torch
+    plan = dyncp.make_plan(batch, shape, cluster)  # what every rank does; numpy only
+    out = dyncp.attention(q, k, v, plan)           # runs this rank's part, differentiable; the first import of torch
 
-The public names are imported on first use, so that planning works without torch.
+What to plan: `Batch` of `Sequence`s with their `Mask`s (made by `masks`), `AttentionShape`, `Cluster`, and `Options`.
+To plan while training: `DynamicLoader`, with its settings `Planning`, `Batching` and `LookAhead` and the `TcpStore` by
+which the ranks hand each other plans (more in `dyncp.lookahead`).
+
+The public names are imported on first use, so that planning works without torch. A whole `Plan` may be given to
+`attention`, which takes this rank's part of it, or the part alone: `plan.rank(rank)`, which is what the loader gives.
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ if TYPE_CHECKING:
     from dyncp.ir.mask import Mask
     from dyncp.ir.plan import Plan
     from dyncp.ir.shape import AttentionShape
+    from dyncp.lookahead.config import Batching, LookAhead, Planning
     from dyncp.lookahead.loader import DynamicLoader
+    from dyncp.lookahead.stores.tcp import TcpStore
     from dyncp.runtime.attention import attention
     from dyncp.strategies import make_plan
     from dyncp.strategies.api import Options
@@ -36,6 +43,10 @@ __all__ = [
     "Plan",
     "attention",
     "DynamicLoader",
+    "Planning",
+    "Batching",
+    "LookAhead",
+    "TcpStore",
 ]
 
 _MODULES = {
@@ -49,6 +60,10 @@ _MODULES = {
     "Plan": "dyncp.ir.plan",
     "attention": "dyncp.runtime.attention",
     "DynamicLoader": "dyncp.lookahead.loader",
+    "Planning": "dyncp.lookahead.config",
+    "Batching": "dyncp.lookahead.config",
+    "LookAhead": "dyncp.lookahead.config",
+    "TcpStore": "dyncp.lookahead.stores.tcp",
 }
 
 
@@ -61,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

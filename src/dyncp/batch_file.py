@@ -15,27 +15,43 @@ from pathlib import Path
 from typing import Any
 
 from dyncp.ir.batch import DEFAULT_MASK, Batch, Sequence
+from dyncp.ir.codec import MAGIC
 from dyncp.ir.mask import Mask
+from dyncp.ir.text import TITLE
 from dyncp.masks import from_spec, to_spec
 from dyncp.masks.arguments import whole_number
 
 BATCH_KEYS = ("sequences", "weights")
 SEQUENCE_KEYS = ("length", "kv_length", "mask", "masks", "weights")
+PLAN_STARTS = (MAGIC, TITLE.literals[0].encode())  # of a plan as bytes, and as text
 
 
 def read_batch(path: str | Path) -> Batch:
     """The batch in a JSON file.
 
     Raises:
-        ValueError: a file that cannot be read, is not JSON, or does not describe a batch; says where and how to fix it.
+        ValueError: a file that cannot be read, is a plan, is not JSON, or does not describe a batch; says where and how
+            to fix it.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read the batch file {path}: {error.strerror}") from error
+    if content.startswith(PLAN_STARTS):
+        raise ValueError(f"{path} is a plan, not a batch: give the batch file, or look at the plan with dyncp show")
+    try:
+        data = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the batch file {path} is not JSON: {error}") from error
     return batch_from_dict(data)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; two values under one key are a mistake that json itself passes over."""
+    keys = [key for key, _ in pairs]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"an object has the key {twice[0]!r} twice")
+    return dict(pairs)
 
 
 def write_batch(batch: Batch, path: str | Path) -> None:
@@ -59,7 +75,7 @@ def batch_from_dict(data: Mapping[str, Any]) -> Batch:
             raise ValueError(f"sequence {index} has both mask and masks; give one of them")
     named = [tuple(_named_masks(index, item)) for index, item in enumerate(items) if "masks" in item]
     names = named[0] if named else (DEFAULT_MASK,)
-    weights = _weights(data, items)
+    weights = _weights(data, items, names)
     sequences = []
     for index, item in enumerate(items):
         try:
@@ -108,15 +124,21 @@ def _named_masks(index: int, item: Mapping[str, Any]) -> Mapping[str, Any]:
     return masks
 
 
-def _weights(data: Mapping[str, Any], items: list[Mapping[str, Any]]) -> dict[str, float] | None:
-    """The weights of the batch, wherever they are given."""
+def _weights(
+    data: Mapping[str, Any], items: list[Mapping[str, Any]], names: tuple[str, ...]
+) -> dict[str, float] | None:
+    """The weights of the batch, wherever they are given; a name left out has 1 in each place."""
     given = [("the batch", data)] + [(f"sequence {index}", item) for index, item in enumerate(items)]
     given = [(where, item) for where, item in given if "weights" in item]
+    ones = dict.fromkeys(names, 1)
     for where, item in given:
         weights = item["weights"]
         if not isinstance(weights, Mapping) or not all(_is_number(value) for value in weights.values()):
             raise ValueError(f"{where}: weights is {_shown(weights)}; expected an object of numbers by mask name")
-        if weights != given[0][1]["weights"]:
+        for name in weights:
+            if name not in names:
+                raise ValueError(f"{where}: weight for unknown mask {name!r}; the batch has {', '.join(names)}")
+        if {**ones, **weights} != {**ones, **given[0][1]["weights"]}:
             raise ValueError(
                 f"{where} has the weights {_shown(weights)} but {given[0][0]} has {_shown(given[0][1]['weights'])}: a "
                 'batch has one set of weights; give it once, beside "sequences"'

@@ -6,21 +6,26 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
 
 import tyro
 
 from dyncp import __version__
+from dyncp.ir.plan import PlanError
 
 # name -> (module with `Command` and `run`, what it does); imported on first use: planning need not wait for torch
 COMMANDS = {
     "demo": ("dyncp.commands.demo", "train a small model under per-batch plans and compare it with dense training"),
     "plan": ("dyncp.commands.plan", "plan one batch and say what the plan moves, or write it to a file"),
+    "show": ("dyncp.commands.show", "check a plan file and say what the plan moves"),
     "verify": ("dyncp.commands.verify", "execute a plan on simulated ranks and compare it with dense attention"),
 }
-BAD_INPUT = 2
+BROKEN, BAD_INPUT = 1, 2
+LONGEST_LINE = 1000  # characters of an error message
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,16 +46,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dyncp {__version__}")
         return 0
     try:
-        return _run(words[0], words[1:])
+        code = _run(words[0], words[1:])
+        sys.stdout.flush()  # a full disk shows here, not after the last handler
+        return code
+    except PlanError as error:  # more than one line, with a table of ranks by steps, and not the user's mistake
+        print(f"dyncp: the plan is broken: {error}", file=sys.stderr)
+        return BROKEN
     except ValueError as error:
         return _fail(str(error))
-    except BrokenPipeError:  # `dyncp plan ... | head`; keep the interpreter from failing once more while it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError:
+        return _fail("out of memory; use larger blocks, fewer ranks, or a smaller batch")
+    except BrokenPipeError:  # `dyncp plan ... | head`
+        _abandon_stdout()
         return 0
     except OSError as error:
         if error.filename is None:
-            raise
-        return _fail(f"{error.filename}: {error.strerror}")
+            _abandon_stdout()
+        return _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+
+
+def _abandon_stdout() -> None:
+    """Keep the interpreter from failing once more while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(name: str, words: list[str]) -> int:
@@ -75,14 +92,40 @@ def _parse(command: type, name: str, words: list[str]) -> Any:
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-    lines = [line.strip(" │\r") for line in complaint.getvalue().splitlines() if not line.startswith(("╭", "╰"))]
-    end = next((number for number, line in enumerate(lines) if line.startswith("──")), len(lines))
-    sentence = " ".join(lines[:end]).removeprefix("Error parsing options: ")
-    raise ValueError(f"{sentence} (see dyncp {name} --help)")
+    raise ValueError(f"{_named(_sentence(complaint.getvalue()), command)} (see dyncp {name} --help)")
+
+
+def _sentence(complaint: str) -> str:
+    """The first part of a box of parts with rules between; its title is in its frame, or the part above without one."""
+    parts: list[list[str]] = [[]]
+    for line in (line.strip(" │\r") for line in complaint.splitlines()):
+        if line and not line.strip("-─"):
+            parts.append([])
+        elif line and not line.startswith(("╭", "╰")):
+            parts[-1].append(line)
+    framed = "╭" in complaint or len(parts) == 1
+    return " ".join(parts[0 if framed else 1])
+
+
+def _named(sentence: str, command: type) -> str:
+    """What tyro says names the class that refused its values; name the option instead, where the reason has a field."""
+    found = re.fullmatch(r"Error parsing (\S+): (.*)", sentence)
+    if not found:
+        return sentence
+    where, reason = found.groups()
+    group = get_type_hints(command).get(where)
+    options = [field.name for field in fields(group if is_dataclass(group) else command)]
+    words = (word for word in re.findall(r"\w+", reason) if word in options)
+    if not where.startswith("--"):
+        where = "--" + next(words, "").replace("_", "-")
+    return reason if where == "--" else f"{where}: {reason}"
 
 
 def _fail(message: str) -> int:
-    print(f"dyncp: error: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if len(line) > LONGEST_LINE:  # it quotes what was got, and that can be a whole file
+        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+    print(f"dyncp: error: {line}", file=sys.stderr)
     return BAD_INPUT
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,9 +63,9 @@ def verify(case: Case) -> dict[str, float]:
     """Plan a case, check the plan, execute it forward and backward under every mask, and compare with dense attention.
 
     Returns:
-        The largest relative L2 error, over the masks, of `out`, `dq`, `dk`, `dv` (and `dsinks`). Where nearly every
-        row sees a single key, the gradients of queries, keys and sinks are 0 up to rounding; so the size that an error
-        is relative to is at least `LEAST_SIZE` times that of dV.
+        The largest relative L2 error, over the masks, of `out`, `dq`, `dk`, `dv` (and `dsinks`); infinite where a
+        result is not a finite number. Where nearly every row sees a single key, the gradients of queries, keys and
+        sinks are 0 up to rounding; so the size that an error is relative to is at least `LEAST_SIZE` times that of dV.
 
     Raises:
         PlanError: the plan is broken.
@@ -83,8 +84,13 @@ def verify(case: Case) -> dict[str, float]:
             if right is not None:
                 scale = right.norm() if field == "out" else torch.maximum(right.norm(), least * right.numel() ** 0.5)
                 error = float((getattr(got, field).double() - right).norm() / scale.clamp_min(1e-30))
-                errors[label] = max(errors.get(label, 0.0), error)
+                errors[label] = worse(errors.get(label, 0.0), error)
     return errors
+
+
+def worse(error: float, other: float) -> float:
+    """The larger of two errors. One that is not a finite number counts as infinite; `max` would lose a NaN."""
+    return max(error, other) if math.isfinite(error) and math.isfinite(other) else math.inf
 
 
 def run_plan(plan: Plan, case: Case, inputs: Tensors, mask: str) -> Tensors:

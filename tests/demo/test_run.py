@@ -9,6 +9,7 @@ import pytest
 
 from dyncp.demo import DemoConfig, DemoError, run_demo
 from dyncp.demo import run as run_module
+from dyncp.demo.report import result_table
 from dyncp.demo.run import planning_figures, run_to_end, train_distributed
 
 
@@ -46,6 +47,10 @@ def test_the_result_is_written_and_drawn(finished):
     config, result = finished
     assert json.loads((config.out / "result.json").read_text()) == result
     assert (config.out / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_does_not_offer_the_dense_run_as_a_baseline_of_speed(finished):
+    assert "(a reference for correctness, not a speed comparison)" in result_table(finished[1])
 
 
 def test_the_result_says_what_moved_and_what_planning_cost(finished):

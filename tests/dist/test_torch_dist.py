@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,7 @@ def healthy(tmp_path_factory):
 
 def test_both_passes_equal_dense_attention_and_the_local_transport(healthy):
     for result in healthy.values():
-        assert max(result["both_passes"]["errors"].values()) < 1
+        assert all(error < 1 for error in result["both_passes"]["errors"].values())
         assert all(result["both_passes"]["same_bits"].values())
         assert len(result["both_passes"]["errors"]) == 12
 
@@ -58,12 +59,18 @@ def test_a_group_has_its_own_ranks(healthy):
     assert all(healthy[rank]["subgroup"]["error"] < 1e-5 for rank in (1, 2))
 
 
-def test_ranks_with_different_plans_are_told(healthy):
-    messages = [healthy[rank]["different_plans"]["message"] for rank in range(RANKS)]
-    assert messages[0].startswith("rank 0 holds plan ")
-    assert "but rank 2 holds " in messages[0]
-    assert "but rank 2 holds " in messages[1]
-    assert "but rank 0 holds " in messages[2]
+def test_a_rank_outside_of_the_group_is_refused(healthy):
+    assert re.match("group is .*; expected a process group that this process is in", healthy[0]["subgroup"]["message"])
+
+
+@pytest.mark.parametrize("kind", ["shorter", "longer", "strategy", "mask"])
+def test_ranks_that_run_different_things_are_told(healthy, kind):
+    """Whatever the sizes of messages: a longer one than expected would end the process."""
+    messages = [healthy[rank]["different_plans"][kind] for rank in range(RANKS)]
+    for rank, other in ((0, 2), (1, 2), (2, 0)):
+        assert messages[rank].startswith(f"rank {rank} runs the forward pass of plan ")
+        assert f"; but rank {other} runs the forward pass of plan " in messages[rank]
+    assert all(healthy[rank]["different_plans"]["same"] is None for rank in range(RANKS))
 
 
 def test_a_plan_for_another_world_is_refused(healthy):
@@ -82,3 +89,13 @@ def test_a_lost_peer_is_named_within_the_time_out(scenario, limit_s, tmp_path):
         assert result["seconds"] < limit_s
     # rank 0 receives from rank 2, rank 1 sends to it; either may notice already when it starts
     assert "receive from rank 2" in results[0]["message"] or "could not start" in results[0]["message"]
+
+
+def test_a_peer_lost_before_the_comparison_is_named(tmp_path):
+    for rank, result in start("killed_before_comparing", tmp_path).items():
+        assert re.match(
+            rf"rank {rank}, forward pass, mask 'default', before instruction 0 of \d+ \(comparing plans with all ranks\): "
+            rf"rank {rank}.* rank .*2",
+            result["message"],
+        )
+        assert result["seconds"] < 30

@@ -9,12 +9,16 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from builders import SHAPE, causal_batch, planned
 from runtime.compare import TOLERANCE, dense, distributed, random_tensors, rank_attention, relative_error
 
+from dyncp import masks
+from dyncp.ir.batch import Batch, Sequence
+from dyncp.ir.plan import Plan
 from dyncp.runtime.attention import attention
 from dyncp.runtime.transports.api import TransportError
 from dyncp.runtime.transports.torch_dist import TorchDistTransport
@@ -28,7 +32,7 @@ def both_passes(rank: int, ranks: int) -> dict:
     want = dense(tensors)
     for strategy, keep in (("ring", "none"), ("zigzag", "all"), ("data_parallel", "kv")):
         plan = planned(BATCH, ranks, strategy, keep=keep).plan
-        got = rank_attention(tensors, plan, None, rank, compare_digests=True)
+        got = rank_attention(tensors, plan, None, rank)
         whole = distributed(tensors, plan)
         for name, value in got.items():
             own = tensors.rows(plan, rank, 1 if name in ("out", "dq") else 2)
@@ -41,7 +45,7 @@ def subgroup(rank: int, ranks: int) -> dict:
     """Ranks 1 and 2 of the world as ranks 0 and 1 of a group."""
     group = dist.new_group([1, 2])
     if rank == 0:
-        return {}
+        return {"message": refusal(BATCH, planned(BATCH, 2).plan, 0, group)}
     transport = TorchDistTransport(group)
     tensors, plan = random_tensors(BATCH, SHAPE), planned(BATCH, 2).plan
     got = rank_attention(tensors, plan, group, transport.rank)
@@ -49,33 +53,39 @@ def subgroup(rank: int, ranks: int) -> dict:
     return {"group_rank": transport.rank, "error": relative_error(got["out"], dense(tensors)["out"][own])}
 
 
-def different_plans(rank: int, ranks: int) -> dict:
-    """The message when one rank holds another plan."""
-    plan = planned(causal_batch(60 + rank // 2), ranks).plan
-    tensors = random_tensors(causal_batch(60 + rank // 2), SHAPE)
+def refusal(batch: Batch, plan: Plan, rank: int, group: Any = None, **settings: Any) -> str | None:
+    """The message with which a call is refused."""
     try:
-        rank_attention(tensors, plan, None, rank, compare_digests=True)
+        rank_attention(random_tensors(batch, SHAPE), plan, group, rank, **settings)
     except ValueError as error:
-        return {"message": str(error)}
-    return {}
+        return str(error)
+    return None
+
+
+def different_plans(rank: int, ranks: int) -> dict:
+    """The message when the last rank holds another plan: shorter, longer, of other messages, or with another mask."""
+    sizes = {"shorter": (40,), "longer": (300, 90), "same": (60,)}
+    batches = {name: causal_batch(*(size if rank == 2 else (60,))) for name, size in sizes.items()}
+    result = {name: refusal(batch, planned(batch, ranks).plan, rank) for name, batch in batches.items()}
+    zigzag = planned(batches["same"], ranks, "zigzag" if rank == 2 else "ring").plan
+    result["strategy"] = refusal(batches["same"], zigzag, rank)
+    two = Batch([Sequence(60, {"a": masks.causal(60), "b": masks.full(60)})])
+    result["mask"] = refusal(two, planned(two, ranks).plan, rank, mask="ab"[rank // 2])
+    return result
 
 
 def wrong_world(rank: int, ranks: int) -> dict:
     """The message for a plan of another world size."""
-    try:
-        rank_attention(random_tensors(BATCH, SHAPE), planned(BATCH, ranks + 1).plan, None, rank)
-    except ValueError as error:
-        return {"message": str(error)}
-    return {}
+    return {"message": refusal(BATCH, planned(BATCH, ranks + 1).plan, rank)}
 
 
 def healthy(rank: int, ranks: int) -> dict:
-    """All that goes well, in one start of the processes."""
-    checks = (both_passes, subgroup, different_plans, wrong_world)
+    """All that leaves the processes alive, in one start of them; what is refused comes first and breaks nothing."""
+    checks = (different_plans, wrong_world, subgroup, both_passes)
     return {check.__name__: check(rank, ranks) for check in checks}
 
 
-def lose_peer(rank: int, ranks: int, how: signal.Signals, timeout_s: float) -> dict:
+def lose_peer(rank: int, ranks: int, how: signal.Signals, timeout_s: float, compare: bool = False) -> dict:
     """One layer that works; then rank 2 is gone, and the others say so."""
     tensors, plan = random_tensors(BATCH, SHAPE), planned(BATCH, ranks).plan
     rank_attention(tensors, plan, None, rank)
@@ -86,7 +96,7 @@ def lose_peer(rank: int, ranks: int, how: signal.Signals, timeout_s: float) -> d
         os.kill(os.getpid(), how)
     started = time.monotonic()
     try:
-        attention(tensors.q[own], tensors.k[own], tensors.v[own], plan, timeout_s=timeout_s)
+        attention(tensors.q[own], tensors.k[own], tensors.v[own], plan, timeout_s=timeout_s, compare_digests=compare)
     except TransportError as error:
         return {"message": str(error), "seconds": time.monotonic() - started}
     return {}
@@ -100,11 +110,16 @@ def stopped_peer(rank: int, ranks: int) -> dict:
     return lose_peer(rank, ranks, signal.SIGSTOP, 1.5)
 
 
+def killed_before_comparing(rank: int, ranks: int) -> dict:
+    return lose_peer(rank, ranks, signal.SIGKILL, 30.0, compare=True)
+
+
 def main(folder: str, rank: int, ranks: int, scenario: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    result = {"healthy": healthy, "killed_peer": killed_peer, "stopped_peer": stopped_peer}[scenario](rank, ranks)
+    scenarios = (healthy, killed_peer, stopped_peer, killed_before_comparing)
+    result = {each.__name__: each for each in scenarios}[scenario](rank, ranks)
     (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
     if scenario == "healthy":
         dist.destroy_process_group()

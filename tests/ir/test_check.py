@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from builders import causal_batch, planned, random_batch
 
-from dyncp.ir.check import PlanError, check_plan
-from dyncp.ir.plan import Attention, CommLaunch, CommWait, Copy, Kind, Place, Plan, Reduction
+from dyncp import masks
+from dyncp.ir.batch import Batch, Sequence
+from dyncp.ir.check import check_plan
+from dyncp.ir.plan import Attention, CommLaunch, CommWait, Copy, Kind, Place, Plan, PlanError, Reduction
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +58,12 @@ def drop_items(keep: slice):
 
 def refused(plan: Plan, good, message: str) -> str:
     with pytest.raises(PlanError, match=message) as caught:
-        check_plan(plan, good.layout.blocks)
+        check_plan(plan, good.layout.blocks, good.batch)
     return str(caught.value)
 
 
 def test_accepts_good_plans(good):
-    check_plan(good.plan, good.layout.blocks)
+    check_plan(good.plan, good.layout.blocks, good.batch)
     check_plan(good.plan)
 
 
@@ -172,25 +174,42 @@ def test_overwritten_while_live(good):
         offset[sums[0]] = offset[first]
         return {"slots": replace(slots, offset=offset)}
 
-    refused(with_program(plan.plan, 1, collide, "backward"), plan, "overwritten|transfer in flight")
+    refused(with_program(plan.plan, 1, collide, "backward"), plan, "writes slot .* over slot")
+
+
+def test_overwritten_between_write_and_read():
+    """The message of the next step received where this step's still has to be read."""
+    plan = planned(causal_batch(30, 7), strategy="zigzag", keep="none")
+
+    def collide(program):
+        slots, launches = program.slots, [i for i in program.instructions if isinstance(i, CommLaunch)]
+        offset = slots.offset.copy()
+        arrive = [
+            next(launch.slots[launch.ptr[i] : launch.ptr[i + 1]] for i in np.flatnonzero(launch.send == 0))
+            for launch in launches[:2]
+        ]
+        offset[arrive[1]] += offset[arrive[0][0]] - offset[arrive[1][0]]
+        return {"slots": replace(slots, offset=offset)}
+
+    refused(with_program(plan.plan, 1, collide), plan, "has overwritten|transfer in flight")
 
 
 def test_slot_outside_memory(good):
     bad = with_program(good.plan, 0, lambda program: {"kept_bytes": program.kept_bytes - 4})
-    refused(bad, good, "outside its memory")
+    refused(bad, good, "to end within the")
 
 
 def test_local_slot_of_a_foreign_block(good):
     foreign = int(good.plan.header.owned(1)[0])
     bad = with_program(good.plan, 0, slots_edit("block", lambda s, i: s.place[i] == Place.LOCAL, foreign))
-    refused(bad, good, "does not own the block")
+    refused(bad, good, "the first row of a token block of rank 0")
 
 
 def test_local_slot_at_a_wrong_row(good):
     bad = with_program(
         good.plan, 0, slots_edit("offset", lambda s, i: s.place[i] == Place.LOCAL, lambda s, i: s.offset[i] + 1)
     )
-    refused(bad, good, "the block is at row")
+    refused(bad, good, "the first row of a token block of rank 0")
 
 
 def test_lost_partial_result(good):
@@ -233,7 +252,113 @@ def test_wait_without_launch(good):
 
 def test_owner_that_does_not_exist(good):
     header = replace(good.plan.header, owner=good.plan.header.owner + 1)
-    refused(replace(good.plan, header=header), good, "the plan has 3 ranks")
+    refused(replace(good.plan, header=header), good, "owners.* expected 0 to 2")
+
+
+@pytest.mark.parametrize("field", ["start", "stop", "sequence", "role"])
+def test_token_table_of_another_batch(good, field):
+    """Tokens owned twice, or by nobody."""
+    tokens = good.plan.header.tokens
+    changed = getattr(tokens, field).copy()
+    changed[1] = changed[0]
+    header = replace(good.plan.header, tokens=replace(tokens, **{field: changed}))
+    if np.array_equal(changed, getattr(tokens, field)):
+        changed[1] += 1
+        header = replace(good.plan.header, tokens=replace(tokens, **{field: changed}))
+    refused(replace(good.plan, header=header), good, "token block|rows|go on at")
+
+
+def test_weights_of_another_batch(good):
+    header = replace(good.plan.header, mask_weights=(2.0,))
+    refused(replace(good.plan, header=header), good, "the plan has masks")
+
+
+def test_mask_of_a_block_with_the_same_number_of_pairs():
+    """A full rectangle of the mask, moved within its computation block."""
+    mask = masks.from_slices(16, 16, [[0, 8, 0, 8, "full"]])
+    one = planned(Batch([Sequence(16, mask)]), ranks=1, strategy="data_parallel", block_tokens=16)
+    rank = one.plan.programs[0][0]
+    moved = rank.comps.slices + np.array([8, 8, 8, 0, 8, 0])
+    bad = replace(one.plan, programs=((replace(rank, comps=replace(rank.comps, slices=moved)),),))
+    check_plan(bad, one.layout.blocks)  # which counts pairs alone
+    refused(bad, one, "the mask inside computation block 0 .* is not that of sequence 0")
+
+
+def test_the_same_mask_in_other_slices_is_accepted():
+    one = planned(causal_batch(16), ranks=1, strategy="data_parallel", block_tokens=16)
+    rank = one.plan.programs[0][0]
+    halves = np.array([[0, 8, 0, 0, 1, 1], [8, 16, 0, 0, 9, 1]])
+    comps = replace(rank.comps, slices=halves, slice_ptr=np.array([0, 2]))
+    other = replace(one.plan, programs=((replace(rank, comps=comps),),))
+    check_plan(other, one.layout.blocks, one.batch)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q, Kind.KV])
+def test_clearing_an_input(good, kind):
+    """It would zero the caller's own tensor, which the backward still reads."""
+
+    def clear(program):
+        slots = program.slots
+        slot = next(i for i in range(len(slots)) if slots.kind[i] == kind and slots.place[i] == Place.LOCAL)
+        last = max(i for i, one in enumerate(program.instructions) if isinstance(one, Attention))
+        attention = program.instructions[last]
+        changed = replace(attention, fresh=np.append(attention.fresh, slot))
+        return {"instructions": (*program.instructions[:last], changed, *program.instructions[last + 1 :])}
+
+    refused(with_program(good.plan, 0, clear), good, "which is an input")
+
+
+def test_copy_onto_its_own_source(good):
+    """A copy whose parts overlap depends on the order in which bytes are moved."""
+
+    def collide(program):
+        copy = next(one for one in program.instructions if isinstance(one, Copy) and program.slots.place[one.src[0]])
+        offset = program.slots.offset.copy()
+        offset[copy.dst[0]] = offset[copy.src[0]] + 4
+        size = {"arena_bytes": program.arena_bytes + 4}
+        return {"slots": replace(program.slots, offset=offset), **size}
+
+    plan = planned(causal_batch(30, 7), ranks=3, strategy="ring", wire="float32")
+    refused(with_program(plan.plan, 1, collide, "backward"), plan, "over slot|one behind the other")
+
+
+def test_memory_of_the_first_of_two_sends_in_flight():
+    """One slot sent at two steps is in use until both have been waited for."""
+    one = planned(causal_batch(24), ranks=3, strategy="ring")
+
+    def delay(program):
+        order = list(program.instructions)
+        waits = [i for i, item in enumerate(order) if isinstance(item, CommWait)]
+        launches = [i for i, item in enumerate(order) if isinstance(item, CommLaunch)]
+        first = order[launches[0]]
+        send = int(np.flatnonzero(first.send)[0])
+        run = first.slots[first.ptr[send] : first.ptr[send + 1]]
+        second = order[launches[1]]
+        part = int(np.flatnonzero(second.send)[0])
+        slots = second.slots.copy()
+        slots[second.ptr[part] : second.ptr[part + 1]] = run  # sends its own KV a second time
+        order[launches[1]] = replace(second, slots=slots)
+        over = Copy(run[:1] * 0 + next(i for i in range(len(program.slots)) if program.slots.place[i] == 0), run[:1])
+        order.insert(waits[0] + 2, over)
+        return {"instructions": tuple(order)}
+
+    refused(with_program(one.plan, 0, delay), one, "transfer in flight|is sent at step")
+
+
+def test_sum_into_the_wire_dtype(good):
+    def into_wire(program):
+        at, reduction = next(
+            (i, x) for i, x in enumerate(program.instructions) if isinstance(x, Reduction) and len(x.src)
+        )
+        changed = replace(reduction, src=reduction.dst, dst=reduction.src)
+        return {"instructions": (*program.instructions[:at], changed, *program.instructions[at + 1 :])}
+
+    refused(with_program(good.plan, 0, into_wire, "backward"), good, "which is not in fp32")
+
+
+def test_numbers_out_of_range_are_plan_errors(good):
+    bad = with_program(good.plan, 0, edit(Copy, lambda copy: [replace(copy, src=copy.src + 10_000)]))
+    refused(bad, good, "src.* expected 0 to")
 
 
 def test_wrong_slot_kind(good):
@@ -250,4 +375,4 @@ def test_accepts_random_plans(seed, strategy):
     batch = random_batch(rng, names=("full", "window"), cross=seed % 2 == 1)
     for keep in ("none", "kv", "all"):
         made = planned(batch, ranks=int(rng.integers(1, 6)), strategy=strategy, keep=keep)
-        check_plan(made.plan, made.layout.blocks)
+        check_plan(made.plan, made.layout.blocks, made.batch)

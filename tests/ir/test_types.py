@@ -11,6 +11,7 @@ from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.cluster import PRESETS, Cluster
 from dyncp.ir.plan import BACKWARD, FORWARD, side_token_bytes
 from dyncp.ir.shape import AttentionShape
+from dyncp.strategies.api import Options
 
 
 def test_shape():
@@ -59,13 +60,29 @@ def test_cluster():
         (lambda: Cluster.preset("abacus"), "unknown cluster preset 'abacus'; choose one of p4de"),
         (lambda: Cluster.preset("p4de", ranks_per_node=0), "ranks_per_node is 0"),
         (lambda: Sequence(0, masks.causal(1)), "length is 0"),
-        (lambda: Sequence(4, masks.causal(4), kv_length=0), "keys 0"),
-        (lambda: Sequence(4, {}), "has no mask"),
+        (lambda: Sequence(4, masks.causal(4), kv_length=0), "kv_length is 0; expected a whole number from 1"),
+        (lambda: Sequence(4, {}), "masks are {}"),
         (lambda: Sequence(4, masks.causal(5)), "5 queries by 5 keys, but its sequence has 4 by 4"),
         (lambda: Batch([]), "no sequences"),
         (lambda: Batch([Sequence(2, {"a": masks.full(2)}), Sequence(2, {"b": masks.full(2)})]), "the same mask names"),
         (lambda: Batch([Sequence(2, masks.full(2))], {"deep": 2}), "unknown mask 'deep'"),
-        (lambda: Batch([Sequence(2, masks.full(2))], {"default": 0}), "it must be positive"),
+        (lambda: Batch([Sequence(2, masks.full(2))], {"default": 0}), "expected a positive, finite number"),
+        (lambda: Batch([Sequence(2, masks.full(2))], {"default": float("inf")}), "expected a positive, finite number"),
+        (lambda: Batch([1]), "sequence 0 of the batch is 1"),
+        (lambda: Sequence(2.0, masks.full(2)), "length is 2.0; expected a whole number"),
+        (lambda: Sequence(True, masks.full(1)), "length is True; expected a whole number"),
+        (lambda: Sequence(2, {"a": None}), "mask 'a' is None; expected a Mask"),
+        (lambda: Sequence(2, {1: masks.full(2)}), "name is 1; expected a string"),
+        (lambda: Sequence(2, {"\ud800": masks.full(2)}), "printable"),
+        (lambda: Cluster(True, 2), "nodes is True"),
+        (lambda: Cluster(1, 2, flops_per_s=float("nan")), "flops_per_s is nan"),
+        (lambda: Cluster(1, 2, inter_bytes_per_s=0), "inter_bytes_per_s is 0"),
+        (lambda: Cluster(2**16, 2), "more than 65536 ranks"),
+        (lambda: Options(block_tokens=1.5), "block_tokens is 1.5; expected a whole number"),
+        (lambda: Options(seed=True), "seed is True"),
+        (lambda: Options(epsilon_ranks=float("inf")), "epsilon_ranks is inf; expected a positive, finite"),
+        (lambda: AttentionShape(4.0, 2, 8), "q_heads is 4.0"),
+        (lambda: AttentionShape(4, 2, 10**12), "head_dim is 1000000000000; expected a whole number from 1 to 1048576"),
     ],
 )
 def test_bad_input(make, message):

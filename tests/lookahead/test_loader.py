@@ -1,14 +1,22 @@
+import gc
+import os
 import threading
+import time
+import weakref
+from collections import UserDict
 
 import numpy as np
 import pytest
 import torch
+from builders import causal_batch
 from lookahead.loading import IN_PROCESS, LENGTHS, LONG_TAIL_CUT, SHAPE, Counting, open_loaders, planning
 
 from dyncp import masks
 from dyncp.ir.cluster import Cluster
 from dyncp.lookahead import Batching, DynamicLoader, LookAhead, Planning, PlanningError
+from dyncp.lookahead.producer import PLAN
 from dyncp.lookahead.stores.memory import MemoryStore
+from dyncp.lookahead.workers import plan_parts
 
 
 @pytest.mark.parametrize("strategy", ["zigzag", "data_parallel"])
@@ -168,10 +176,22 @@ def test_a_planner_that_fails_tells_every_rank_which_batch_and_why(workers):
     assert bad.read
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_mask_function_that_wants_to_end_the_thread_tells_every_rank(error):
+    def mask(index, length):
+        raise error("enough")
+
+    with open_loaders([Counting(), Counting()], Batching(50, 50, mask=mask)) as loaders:
+        for loader in loaders:
+            with pytest.raises(PlanningError, match=f"iteration 0 .* by rank 0: {error.__name__}: enough"):
+                next(iter(loader))
+
+
 def test_an_error_inside_a_worker_reaches_the_trainer():
-    message = r"iteration 0 .* by rank 0: ValueError: unknown strategy 'no_such'"
+    message = r"iteration 0 .* by rank 0: ValueError: weight for unknown mask 'no_such'"
+    batching = Batching(128, 50, mask=lambda index, length: masks.causal(length), weights={"no_such": 1})
     with (
-        DynamicLoader(Counting(), Planning(SHAPE, Cluster(1, 1), "no_such"), Batching(128, 50)) as loader,
+        DynamicLoader(Counting(), planning(1), batching) as loader,
         pytest.raises(PlanningError, match=message),
     ):
         next(iter(loader))
@@ -186,22 +206,147 @@ def test_a_plan_that_never_comes_names_iteration_and_planner():
             next(iterator)
 
 
-def test_a_store_that_refuses_plans_is_the_cause_of_the_time_out():
+FOR_EVER = LookAhead(kappa=0, workers=0, timeout_s=3600)  # a test that waits for it fails by not ending
+
+
+def test_a_store_that_refuses_plans_ends_the_wait():
     class Full(MemoryStore):
         def put(self, key, value):
             raise OSError("no space left")
 
-    lookahead = LookAhead(kappa=0, workers=0, timeout_s=0.2)
+    message = "rank 0 has no plan for iteration 0, and its planner can store no more plans: OSError: no space left"
     with (
-        open_loaders([Counting()], lookahead=lookahead, store=Full()) as (loader,),
-        pytest.raises(TimeoutError) as caught,
+        open_loaders([Counting()], lookahead=FOR_EVER, store=Full()) as (loader,),
+        pytest.raises(PlanningError, match=message),
     ):
         next(iter(loader))
-    assert "no space left" in str(caught.value.__cause__)
 
 
-@pytest.mark.parametrize("form", ["list", "tensor", "dict", "uint8"])
-def test_samples_may_be_lists_tensors_or_dicts_and_are_measured_if_nobody_tells(form):
+@pytest.mark.parametrize("method", ["get", "delete"])
+def test_a_lost_store_is_named_with_rank_and_iteration(method):
+    class Lost(MemoryStore):
+        """Reached for the first plan alone."""
+
+    def fail(self, *args):
+        if args[0].split("/")[2] == "0":
+            return getattr(MemoryStore, method)(self, *args)
+        raise ConnectionError("reset by peer")
+
+    setattr(Lost, method, fail)
+    with open_loaders([Counting(), Counting()], lookahead=FOR_EVER, store=Lost()) as loaders:
+        iterators = [iter(loader) for loader in loaders]
+        for iterator in iterators:
+            next(iterator)
+        for rank, iterator in reversed(list(enumerate(iterators))):
+            message = f"rank {rank} lost the plan store at the plan of iteration 1: reset by peer; see why .* start all"
+            with pytest.raises(PlanningError, match=message):
+                next(iterator)
+
+
+@pytest.mark.parametrize("kappa", [0, 9])
+def test_a_loader_that_is_closed_inside_the_loop_says_so(kappa):
+    lookahead = LookAhead(kappa, workers=0, timeout_s=3600)
+    with open_loaders([Counting()], Batching(50, 50), lookahead) as (loader,):
+        iterator = iter(loader)
+        next(iterator)
+        loader.close()
+        with pytest.raises(RuntimeError, match="the loader is closed"):
+            next(iterator)
+
+
+def test_a_loader_that_another_thread_closes_ends_its_wait():
+    with open_loaders([Counting(), Counting()], Batching(50, 50), FOR_EVER) as (loader, _):
+        iterator = iter(loader)
+        next(iterator)  # planned here; the next one is rank 1's, which does nothing
+        closer = threading.Timer(0.1, loader.close)
+        closer.start()
+        with pytest.raises(RuntimeError, match="the loader is closed"):
+            next(iterator)
+        closer.join()
+
+
+def pairs(batch):
+    """Of the whole batch, from a single rank's plan."""
+    comps = batch.plan.programs[0].comps
+    return sum(comps.mask(number, batch.plan.header.tokens).pairs() for number in range(len(comps)))
+
+
+def on_one_store(store, mask, kappa=3):
+    lookahead = LookAhead(kappa, workers=0, timeout_s=20)
+    batching = Batching(64, 32, mask=lambda index, length: mask(length))
+    return DynamicLoader(Counting([32] * 8), planning(1), batching, lookahead, store=store)
+
+
+def test_a_closed_loader_leaves_no_plans_to_another_with_equal_lengths():
+    """Its iterator is still referenced, as where a trainer keeps it in an attribute."""
+    store = MemoryStore()
+    first = on_one_store(store, masks.causal)
+    iterator = iter(first)
+    next(iterator)
+    deadline = time.monotonic() + 20
+    while first.report().plans_made < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    first.close()
+    assert len(store) == 0
+    with on_one_store(store, masks.full, kappa=0) as second:
+        assert [pairs(batch) for batch in second] == [2 * 32 * 32] * 4
+    del iterator
+
+
+def test_loaders_that_share_a_store_do_not_take_each_others_plans():
+    store = MemoryStore()
+    with on_one_store(store, masks.causal) as one, on_one_store(store, masks.full) as two:
+        for ours, theirs in zip(one, two, strict=True):
+            assert (pairs(ours), pairs(theirs)) == (2 * 32 * 33 // 2, 2 * 32 * 32)
+
+
+def test_ranks_agree_on_whose_plans_are_whose():
+    """Two loaders on each of two ranks, made in the same order there but at other times."""
+    store = MemoryStore()
+
+    def make(rank, mask):
+        batching = Batching(64, 32, mask=lambda index, length: mask(length))
+        return DynamicLoader(Counting([32] * 8), planning(2), batching, IN_PROCESS, rank=rank, store=store)
+
+    loaders = [[make(rank, mask) for mask in (masks.causal, masks.full)] for rank in (0, 1)]
+    for of_ranks in zip(*loaders, strict=True):
+        digests = [{part.plan.digest for part in step} for step in zip(*of_ranks, strict=True)]
+        assert len(digests) == 4 and all(len(digest) == 1 for digest in digests)
+    for loader in (*loaders[0], *loaders[1]):
+        loader.close()
+    assert len(store) == 0
+
+
+def test_a_pass_belongs_to_the_epoch_and_place_at_which_it_was_begun():
+    with open_loaders([Counting(), Counting()], Batching(50, 50)) as loaders:
+        early, late = [[iter(loader) for loader in loaders] for _ in range(2)]
+        for loader in loaders:
+            loader.set_epoch(5)
+        # rank 1 starts the later pass first
+        steps = [next(iterator) for iterator in (early[0], late[0], late[1], early[1])]
+        assert {step.epoch for step in steps} == {0}
+        loaders[0].set_epoch(0)
+        assert next(iter(loaders[0])).epoch == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_is_dropped_ends_its_planner(workers):
+    loader = DynamicLoader(Counting(), planning(1), Batching(50, 50), LookAhead(2, workers, 60))
+    list(loader)
+    threads = loader._producer._threads
+    numbers = [worker._process.pid for worker in loader._producer._workers]
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    assert not any(thread.is_alive() for thread in threads)
+    for number in numbers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+
+
+@pytest.mark.parametrize("form", ["list", "tensor", "dict", "mapping", "uint8"])
+def test_samples_may_be_lists_tensors_or_mappings_and_are_measured_if_nobody_tells(form):
     class Bare:
         def __len__(self):
             return 3
@@ -215,6 +360,8 @@ def test_samples_may_be_lists_tensors_or_dicts_and_are_measured_if_nobody_tells(
                     return torch.tensor(tokens)
                 case "uint8":
                     return np.array(tokens, np.uint8)
+                case "mapping":
+                    return UserDict({"input_ids": tokens})  # what tokenizers return is one
             return {"input_ids": tokens, "title": "x"}
 
     with open_loaders([Bare()], Batching(100)) as (loader,):
@@ -248,8 +395,31 @@ def test_lengths_may_be_given_or_a_method():
         (lambda: DynamicLoader(Counting(), planning(2), Batching(128, 50), rank=2, store=MemoryStore()), "rank is 2"),
         (lambda: DynamicLoader(Counting(), planning(1), Batching(128, lengths=[1])), "1 lengths for a dataset of 12"),
         (lambda: DynamicLoader([[1.5, 2]], planning(1), Batching(128)), "sample 0 is float64"),
+        (lambda: DynamicLoader([[1], []], planning(1), Batching(128)), "sample 1 is empty"),
+        (lambda: DynamicLoader([], planning(1), Batching(128)), "the dataset has no samples"),
+        (lambda: DynamicLoader([([1, 2], 1)], planning(1), Batching(128)), "sample 0 is tuple; expected its tokens"),
+        (lambda: DynamicLoader([([1, 2], [2, 3])], planning(1), Batching(128)), r"sample 0 is int64\[2, 2\]"),
+        (lambda: DynamicLoader([{"text": "a"}], planning(1), Batching(128)), "a mapping of text; it needs 'input_ids'"),
+        (lambda: DynamicLoader(["a b"], planning(1), Batching(128)), "sample 0 is <U3"),
+        (lambda: DynamicLoader([[1]], planning(1), Batching(128), rank="0"), "rank is '0'; it must be a whole number"),
+        (lambda: DynamicLoader([[1]], planning(1), Batching(128)).set_epoch(-1), "epoch is -1"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_plan_of_another_batch_is_refused():
+    """As when two loaders share a store and a job by mistake: no tokens may be sharded by a foreign plan."""
+    (part,), _ = plan_parts(causal_batch(5, 6), planning(1))
+
+    class Foreign(MemoryStore):
+        def get(self, key, timeout_s):
+            return PLAN + part
+
+    with (
+        open_loaders([Counting((9, 8))], Batching(64), store=Foreign()) as (loader,),
+        pytest.raises(PlanningError, match="is for 2 sequences of 11 tokens, but this batch has 2 of 17"),
+    ):
+        next(iter(loader))

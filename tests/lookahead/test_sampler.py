@@ -34,10 +34,15 @@ def test_the_shuffle_depends_on_seed_and_epoch_alone():
     assert order(1, 2) != sorted(order(1, 2))
 
 
-@pytest.mark.parametrize("lengths", [[], [[1, 2]], [1.5, 2.0]])
+@pytest.mark.parametrize("lengths", [[[1, 2]], [1.5, 2.0]])
 def test_lengths_must_be_a_flat_list_of_integers(lengths):
     with pytest.raises(ValueError, match="expected integers, one per sample"):
         TokenBudgetSampler(lengths, 8, 8, 0)
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="the dataset has no samples"):
+        TokenBudgetSampler([], 8, 8, 0)
 
 
 def test_an_empty_sample_is_named():

@@ -91,6 +91,36 @@ def test_a_worker_ends_with_its_owner():
     assert not process_is_there(number)
 
 
+@pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_worker_whose_owner_dies_in_the_middle_of_a_call_ends_without_a_word(how):
+    """An unread answer turns the end of the pipe into a reset."""
+    code = (
+        "import os, time; from dyncp.lookahead.workers import Worker; worker = Worker(); "
+        "print(worker.call(os.getpid), flush=True); worker._pipe.send((divmod, (7, 2))); "
+        f"worker._pipe.poll(20); {how}"
+    )
+    # Both share stderr: the pipe ends when the last of them has.
+    owner = subprocess.run([sys.executable, "-c", code], cwd=SOURCE, check=False, capture_output=True, timeout=60)
+    assert owner.stdout
+    assert owner.stderr == b""
+
+
+def test_an_interpreter_that_exits_ends_the_workers_of_a_loader_that_nobody_closed():
+    code = (
+        "import numpy as np; from dyncp.ir.cluster import Cluster; from dyncp.ir.shape import AttentionShape; "
+        "from dyncp.lookahead import Batching, DynamicLoader, LookAhead, Planning; "
+        "planning = Planning(AttentionShape(2, 1, 8), Cluster(1, 1), 'zigzag'); "
+        "loader = DynamicLoader([np.arange(40)] * 90, planning, Batching(64), LookAhead(9, 2)); "
+        "batches = iter(loader); next(batches); "
+        "print(*(worker._process.pid for worker in loader._producer._workers), flush=True)"
+    )
+    owner = subprocess.run([sys.executable, "-c", code], cwd=SOURCE, check=True, capture_output=True, timeout=60)
+    numbers = [int(number) for number in owner.stdout.split()]
+    assert len(numbers) == 2
+    assert not any(process_is_there(number) for number in numbers)
+    assert owner.stderr == b""
+
+
 def test_a_fresh_interpreter_finds_this_package_from_anywhere(tmp_path):
     command = interpreter_command("dyncp.masks", "parse_spec", "no_such_mask")
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)

@@ -3,11 +3,13 @@ import sys
 import numpy as np
 import pytest
 from builders import causal_batch, planned
+from matplotlib.figure import Figure
 
 from dyncp import masks
 from dyncp.ir.batch import Batch, Sequence
 from dyncp.report.picture import plan_picture, rank_colours, rank_matrix, step_grid
 from dyncp.report.summary import summarize
+from dyncp.report.table import format_bytes
 
 
 def test_every_pair_has_the_rank_that_computes_it():
@@ -44,6 +46,26 @@ def test_draws_a_png(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="no mask 'c' in this plan; it has a, b"):
         plan_picture(planned(batch), path, mask="c")
+
+
+def test_shows_the_figures_of_the_mask_that_is_drawn(monkeypatch, tmp_path):
+    """Of two ranks one has half of the work under the first mask, and three quarters of it under the second."""
+    named = {"local": masks.document([20, 20]), "global": masks.causal(40)}
+    made = planned(Batch([Sequence(40, named)], {"local": 5, "global": 1}), 2, "ring")
+    figures = summarize(made)["masks"]
+    assert [round(part["compute_imbalance"], 2) for part in figures.values()] == [1.0, 1.49]
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: drawn.append(self))
+    for name in ("local", "global"):
+        plan_picture(made, tmp_path / "plan.png", name)
+        title = drawn[-1].get_suptitle()
+        assert title.endswith(
+            f"{format_bytes(figures[name]['total_bytes'])} move forward under mask {name!r} (one of 2)"
+        )
+        shares = [text.get_text() for text in drawn[-1].axes[1].texts]
+        assert f"{figures[name]['compute_imbalance']:.2f}" in shares
+    plan_picture(planned(causal_batch(20)), tmp_path / "plan.png")
+    assert drawn[-1].get_suptitle().endswith("B move forward")
 
 
 def test_says_what_to_install(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from dyncp.ir.schedule import Schedule, Side, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.blockgen import make_blocks, uniform_cut
 from dyncp.planner.lower import lower
-from dyncp.report.summary import summarize, summary_text
+from dyncp.report.summary import plan_figures, summarize, summary_text
 from dyncp.strategies import Planned, build
 from dyncp.strategies.api import Layout, Options
 
@@ -34,6 +34,9 @@ def test_ring_in_numbers():
     assert figures.keys() >= KEYS
     hops = 40 * KV_BYTES * 3
     assert figures["pairs"] == 820
+    assert (figures["sequences"], figures["tokens"]) == (1, 40)
+    assert (figures["block_tokens"], figures["token_blocks"]) == (10, 4), "the ring's, not the option's"
+    assert figures["shape"] == {"q_heads": 4, "kv_heads": 2, "head_dim": 8, "v_head_dim": 8, "dtype": "float32"}
     assert figures["total_bytes"] == figures["bytes_by_kind"]["kv"] == hops
     assert figures["inter_node_bytes"] == hops // 2, "two of the ring's four links join the nodes"
     assert figures["max_recv_bytes"] == hops // 4
@@ -100,6 +103,19 @@ def test_several_masks_are_a_weighted_sum():
     assert figures["masks"]["window"]["compute_imbalance"] < figures["masks"]["global"]["compute_imbalance"]
     text = summary_text(figures)
     assert "window fwd" in text and "global bwd" in text
+    assert "1,590 pairs (5 x window + 1 x global)" in text
+
+
+def test_blocks_are_described_as_they_are():
+    text = summary_text(summarize(planned(causal_batch(20, 5), strategy="data_parallel", block_tokens=16)))
+    assert "up to 16 tokens (3 blocks)" in text
+    text = summary_text(summarize(planned(causal_batch(1), 1, "data_parallel", block_tokens=16)))
+    assert "1 sequence, 1 token, 1 pair\n" in text and "up to 1 token (1 block)" in text
+
+
+def test_values_of_another_dimension_are_told():
+    figures = summarize(planned(causal_batch(20), shape=AttentionShape(4, 1, 8, 6, "bfloat16")))
+    assert "4 query heads and 1 KV head of 8 (values of 6), bfloat16" in summary_text(figures)
 
 
 @given(
@@ -111,6 +127,10 @@ def test_a_plan_sends_what_its_schedule_says(seed, strategy, keep):
     header, transfers = made.plan.header, made.layout.schedule.transfers
     figures = summarize(made)
     assert json.loads(json.dumps(figures)) == figures
+    assert plan_figures(made.plan).items() <= figures.items(), "the plan alone tells the same"
+    assert figures["tokens"] == made.batch.tokens
+    pairs = {name: sum(one.masks[name].pairs() for one in made.batch.sequences) for name in made.batch.mask_names}
+    assert figures["pairs"] == sum(made.batch.weights[name] * count for name, count in pairs.items())
     for pass_, part in zip(PASSES, (figures, figures["backward"]), strict=True):
         of_side = np.array(side_token_bytes(header.shape, pass_, keep, header.wire))
         weight = np.array(header.mask_weights)[transfers.mask]

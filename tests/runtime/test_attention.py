@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -144,6 +146,17 @@ def test_rows_that_see_nothing_are_zero():
         assert got["dq"][:10].eq(0).all()
         assert got["dk"][5:].eq(0).all()
         assert all(value.isfinite().all() for value in got.values())
+
+
+@pytest.mark.parametrize("kernels", ["reference", "torch_cpu"])
+def test_scores_with_a_large_common_part(kernels):
+    """The range that `attention` states; its hardest case, since the common part of the keys cancels in dQ."""
+    batch = causal_batch(200, 30)
+    tensors = random_tensors(batch, SHAPE)
+    along = torch.full((SHAPE.head_dim,), SHAPE.head_dim**-0.5)
+    for tensor, size in ((tensors.q, SHAPE.head_dim**0.5), (tensors.k, 30.0)):  # 30 after the scale
+        tensor += (size - tensor @ along).unsqueeze(2) * along
+    assert_close(distributed(tensors, planned(batch, 3).plan, kernels=kernels), dense(tensors), TOLERANCE["float32"])
 
 
 # Under autograd
@@ -301,7 +314,8 @@ def test_second_derivatives_are_refused():
 
 def call(q=(40, 4, 8), k=(40, 2, 8), v=(40, 2, 8), dtype=torch.float32, ranks=1, transport=None, plan=None, **settings):
     plan = plan or planned(causal_batch(40), ranks).plan
-    return attention(*(torch.zeros(size, dtype=dtype) for size in (q, k, v)), plan, transport, **settings)
+    tensors = [np.zeros(1) if size is None else torch.zeros(size, dtype=dtype) for size in (q, k, v)]
+    return attention(*tensors, plan, transport, **settings)
 
 
 def test_one_rank_needs_no_group():
@@ -321,10 +335,28 @@ def test_one_rank_needs_no_group():
             {"dtype": torch.bfloat16},
             r"q is torch\.bfloat16, but the plan is for float32: cast it, or plan for its dtype",
         ),
-        ({"sinks": torch.zeros(3)}, r"sinks is \[3\] on cpu; expected one logit per query head, \[4\]"),
+        ({"sinks": torch.zeros(3)}, r"sinks is torch\.float32 \[3\] on cpu; expected one logit per .* \[4\] on cpu"),
         ({"mask": "window"}, r"no mask 'window' in this plan; it has default"),
         ({"kernels": "fast"}, r"unknown kernels 'fast'; choose one of auto, reference, torch_cpu"),
-        ({"softcap": -1.0}, r"softcap is -1\.0; it must be positive"),
+        ({"q": None}, r"q is of type ndarray; expected a torch\.Tensor"),
+        ({"sinks": [0.0] * 4}, r"sinks is of type list; expected one logit per query head, a floating-point tensor"),
+        ({"sinks": torch.zeros(4, dtype=torch.int32)}, r"sinks is torch\.int32 \[4\] on cpu; expected .* \[4\] on cpu"),
+        *(
+            ({name: value}, rf"{name} is {got}; expected .*{wanted}")
+            for name, wanted, bad in (
+                ("scale", r"a finite number, or None for 1 / sqrt\(head_dim\); to learn", ()),
+                ("softcap", "a positive finite number, or None for no cap", (0.0, -1.0, 1e-40)),
+                ("timeout_s", r"seconds, above 0 and at most 1e\+09", (None, 0, -1.0, 1e300)),
+            )
+            for value, got in (
+                *((number, re.escape(repr(number))) for number in (float("inf"), float("nan"), True, "1", *bad)),
+                (torch.tensor(0.5, requires_grad=True), "of type Tensor"),
+                ([1.0], "of type list"),
+            )
+        ),
+        ({"plan": b"dyncp"}, r"plan is of type bytes; expected a Plan or a RankPlan: decode bytes with"),
+        ({"transport": -100}, r"group is -100; expected a process group that this process is in: new_group gives"),
+        ({"transport": "world"}, r"group is 'world'; expected a process group"),
         ({"ranks": 2}, r"the plan is for 2 ranks, but torch\.distributed is not initialized: call"),
         (
             {"ranks": 2, "transport": LocalWorld(3).transport(0)},

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
 import torch
 from builders import SHAPE, causal_batch, planned
-from runtime.compare import random_tensors, rank_attention
+from runtime.compare import assert_close, dense, gather, random_tensors, rank_attention
 
+from dyncp import masks
+from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.blocks import HAS_Q
 from dyncp.runtime.attention import attention
-from dyncp.runtime.executor import compare_plans
+from dyncp.runtime.executor import COMPARED_BYTES, compare_ranks
 from dyncp.runtime.transports.api import TransportError
 from dyncp.runtime.transports.local import LocalWorld, run_ranks
 
@@ -22,7 +25,7 @@ def test_a_lost_message_names_rank_pass_instruction_and_peers():
     tensors, plan = random_tensors(BATCH, SHAPE), planned(BATCH).plan
     world = LocalWorld(3)  # the other ranks never come
     with pytest.raises(TransportError) as caught:
-        rank_attention(tensors, plan, world.transport(0), timeout_s=0.05)
+        rank_attention(tensors, plan, world.transport(0), timeout_s=0.05, compare_digests=False)
     message = str(caught.value)
     assert message.startswith("rank 0, forward pass, mask 'default', instruction ")
     assert "(CommWait of step 1, peers 1, 2): rank 0 received nothing from rank 2 within 0.05 s" in message
@@ -70,29 +73,107 @@ def test_a_message_that_cannot_start_is_named_too():
     with pytest.raises(
         TransportError, match=r"rank 0, forward pass.*\(CommLaunch of step 1, peers 1, 2\): connection ref"
     ):
-        rank_attention(random_tensors(BATCH, SHAPE), planned(BATCH).plan, Unreachable())
+        rank_attention(random_tensors(BATCH, SHAPE), planned(BATCH).plan, Unreachable(), compare_digests=False)
 
 
-def test_ranks_with_the_same_plan_agree():
-    plan = planned(BATCH).plan
-    run_ranks(3, lambda transport: compare_plans(plan.rank(transport.rank), transport, torch.device("cpu"), 10))
+def test_a_comparison_that_fails_says_where():
+    where = r"rank 0, forward pass, mask 'default', before instruction 0 of \d+ \(comparing plans with all ranks\): "
+    tensors, plan = random_tensors(BATCH, SHAPE), planned(BATCH).plan
+    with pytest.raises(TransportError, match=where + "connection refused"):
+        rank_attention(tensors, plan, Unreachable())
+    with pytest.raises(TransportError, match=where + r"rank 0 received nothing from rank 1 within 0\.05 s"):
+        rank_attention(tensors, plan, LocalWorld(3).transport(0), timeout_s=0.05)
 
 
-def test_ranks_with_different_plans_are_told():
-    plans = [planned(BATCH).plan, planned(BATCH).plan, planned(causal_batch(39)).plan]
-    assert plans[0] == plans[1] != plans[2]
+# Ranks that come apart
+
+TWO_MASKS = Batch([Sequence(40, {"a": masks.causal(40), "b": masks.full(40)})])
+PLAN = planned(TWO_MASKS).plan
+OTHER_PLAN = planned(TWO_MASKS, strategy="zigzag").plan
+
+
+def runs(transport, *calls, backward=()):
+    """The calls one after the other, each with its own settings; then backwards in the given order."""
+    tensors, outs = random_tensors(TWO_MASKS, SHAPE), []
+    for settings in calls:
+        plan = settings.get("plan", PLAN)
+        own = tensors.rows(plan, transport.rank, HAS_Q)
+        qkv = (tensor[own].requires_grad_() for tensor in (tensors.q, tensors.k, tensors.v))
+        others = {name: value for name, value in settings.items() if name != "plan"}
+        outs.append(attention(*qkv, plan, transport, **({"mask": "a", "timeout_s": 30.0} | others)))
+    for number in backward:
+        outs[number].sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("common", "odd", "words", "odd_words"),
+    [
+        ({}, {"plan": OTHER_PLAN}, f"plan {PLAN.digest[:12]}, mask 'a'", f"plan {OTHER_PLAN.digest[:12]}, mask 'a'"),
+        ({}, {"mask": "b"}, "mask 'a', scale 0.353553", "mask 'b', scale 0.353553"),
+        ({}, {"scale": 0.5}, "scale 0.353553, softcap None", "scale 0.5, softcap None"),
+        ({}, {"softcap": 3.0}, "softcap None, no sinks", "softcap 3.0, no sinks"),
+        ({"sinks": torch.zeros(4)}, {}, "softcap None, sinks", "softcap None, no sinks"),
+    ],
+)
+def test_ranks_with_other_calls_are_told(common, odd, words, odd_words):
     errors = {}
 
-    def compare(transport):
+    def call(transport):
         try:
-            compare_plans(plans[transport.rank].rank(transport.rank), transport, torch.device("cpu"), 10)
+            runs(transport, odd if transport.rank == 2 else common)
         except ValueError as error:
             errors[transport.rank] = str(error)
 
-    run_ranks(3, compare)
-    own, other = plans[0].digest[:12], plans[2].digest[:12]
-    assert errors[0].startswith(
-        f"rank 0 holds plan {own} but rank 2 holds {other}: give every rank its part of one plan"
-    )
-    assert errors[2].startswith(f"rank 2 holds plan {other} but rank 0 holds {own}")
+    run_ranks(3, call)
     assert errors.keys() == {0, 1, 2}
+    for rank in (0, 1):
+        assert errors[rank].startswith(f"rank {rank} runs the forward pass of plan ")
+        assert f"{words}; but rank 2 runs the forward pass of plan " in errors[rank]
+        assert f"{odd_words}: make the same calls in the same order" in errors[rank]
+    assert f"{odd_words}; but rank 0 runs" in errors[2]
+
+
+@pytest.mark.parametrize(
+    ("common", "odd", "message"),
+    [
+        ((0, 1), (1, 0), "backward pass of plan .* mask 'a', .*; but rank 2 runs the backward pass of .* mask 'b'"),
+        ((0,), (), "backward pass of plan .* mask 'a', .*; but rank 2 runs the forward pass of .* mask 'a'"),
+    ],
+)
+def test_ranks_with_another_order_of_passes_are_told(common, odd, message):
+    def call(transport):
+        runs(transport, {}, {"mask": "b"}, backward=odd if transport.rank == 2 else common)
+        if transport.rank == 2:
+            runs(transport, {})
+
+    with pytest.raises(ValueError, match="runs the .* pass of .* but rank . runs the .* pass") as caught:
+        run_ranks(3, call)
+    words = str(caught.value)
+    if "; but rank 2 runs" in words:
+        assert re.search(message, words)
+
+
+def test_without_the_comparison_ranks_are_trusted():
+    """What the comparison is for: sizes agree, and numbers are wrong."""
+    run_ranks(3, lambda transport: runs(transport, {"mask": "ab"[transport.rank // 2], "compare_digests": False}))
+
+
+def test_a_call_after_a_refused_one_is_right():
+    tensors = random_tensors(TWO_MASKS, SHAPE)
+
+    def call(transport):
+        with pytest.raises(ValueError, match="make the same calls"):
+            runs(transport, {"mask": "ab"[transport.rank // 2]})
+        return rank_attention(tensors, PLAN, transport, mask="b")
+
+    assert_close(gather(tensors, PLAN, run_ranks(3, call)), dense(tensors, "b"), 1e-5)
+
+
+def test_words_longer_than_the_message_are_compared_whole():
+    def compare(transport, last):
+        words = "x" * 2 * COMPARED_BYTES + last
+        compare_ranks(words, "digest", transport, torch.device("cpu"), 10)
+
+    run_ranks(2, lambda transport: compare(transport, "same"))
+    with pytest.raises(ValueError, match="but rank . runs xxx"):
+        run_ranks(2, lambda transport: compare(transport, str(transport.rank)))

@@ -61,9 +61,20 @@ def test_half_precision(kernels, dtype):
     compare(masks.lambda_(200, 5, 60), [70, 150], AttentionShape(4, 2, 16, 8, dtype), kernels=kernels)
 
 
-@pytest.mark.parametrize("scale", [0.05, 1.0])
-def test_scale(scale):
-    compare(masks.causal(50), [20], AttentionShape(2, 1, 8, dtype="float32"), scale=scale)
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("scale", [0.05, 1.0, 0.0, -0.0, -0.3, -2, 1e-42, -1e-42, 1e-60])
+@pytest.mark.parametrize("name", ["full", "causal", "causal, fewer keys", "window", "blind rows", "one row"])
+def test_scale(name, scale, kernels):
+    """Any number; also those with which the operator's own causal mask gives NaN."""
+    mask = {
+        "full": masks.full(50),
+        "causal": masks.causal(50),
+        "causal, fewer keys": masks.causal(50).crop(0, 50, 0, 30),
+        "window": masks.sliding_window(50, 7),
+        "blind rows": masks.from_slices(50, 50, [[0, 5, 0, 9, "causal"], [9, 12, 3, 50, "full"]]),
+        "one row": masks.full(1),
+    }[name]
+    compare(mask, [20], AttentionShape(2, 1, 8, dtype="float32"), scale=scale, kernels=kernels)
 
 
 LONG = 2 * STRIP_ROWS + 77
@@ -132,6 +143,41 @@ def test_backward_of_gradients_of_any_size(size):
     got, want = distributed(tensors, block_plan(mask, [11], shape), kernels="torch_cpu"), dense(tensors)
     for name in ("dq", "dk", "dv"):
         assert relative_error(got[name] / size, want[name] / size) < 1e-5
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("ratio", [1e-15, 1e-22, 1e-30, 1e-36])
+def test_backward_of_rows_of_any_size_beside_each_other(kernels, ratio):
+    """Each row's dQ is right by itself, also where other rows of the block have far larger gradients."""
+    mask, shape = masks.causal(40), AttentionShape(2, 1, 8, dtype="float32")
+    tensors = random_tensors(Batch([Sequence(40, mask, kv_length=40)]), shape)
+    size = torch.ones(40, 1, 1)
+    size[1::2] = ratio
+    tensors.do *= size
+    got, want = distributed(tensors, block_plan(mask, [11], shape), kernels=kernels), dense(tensors)
+    for rows in (slice(0, None, 2), slice(1, None, 2)):
+        assert relative_error((got["dq"] / size)[rows], (want["dq"] / size)[rows]) < 1e-5
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_gradient_stays_in_its_row(kernels, bad):
+    """dQ of the other rows is what it would be without it, and so are dK and dV of blocks that the row does not see."""
+    mask, shape = masks.causal(40), AttentionShape(2, 1, 8, dtype="float32")
+    tensors = random_tensors(Batch([Sequence(40, mask, kv_length=40)]), shape)
+    want = distributed(tensors, block_plan(mask, [20], shape), kernels=kernels)
+    tensors.do[7, 1, 3] = bad
+    got = distributed(tensors, block_plan(mask, [20], shape), kernels=kernels)
+    assert not got["dq"][7, 1].isfinite().any()
+    for name in want:
+        if name == "out":
+            assert torch.equal(got[name], want[name])
+        elif name == "dq":
+            got[name][7, 1] = want[name][7, 1]
+            assert torch.equal(got[name], want[name])
+        else:
+            assert not got[name][:8].isfinite().all()
+    # the second block of keys lies behind row 7, but in one strip with rows that see it
 
 
 def test_merge_of_nothing():

@@ -19,25 +19,36 @@ from dyncp.ir.shape import ITEMSIZE, AttentionShape
 class BatchOptions:
     """The batch: a file, or lengths and one mask for all of them."""
 
-    file: Annotated[Positional[Path | None], arg(metavar="FILE")] = None
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE")] = ()
     """Batch file (JSON, see docs/batch-files.md)."""
-    lengths: Annotated[str, arg(metavar="N,N,...")] = ""
-    """Lengths of the sequences, instead of a file."""
-    mask: Annotated[str, arg(metavar="KIND[:KEY=N,...]")] = "causal"
-    """Mask of every sequence given with --lengths, as `lambda:sink=64,window=1024`."""
+    lengths: Annotated[str | None, arg(metavar="N,N,...")] = None
+    """Lengths of the sequences, separated by commas, instead of a file."""
+    mask: Annotated[str | None, arg(metavar="KIND[:KEY=N,...]")] = None
+    """Mask of every sequence given with --lengths, as `lambda:sink=64,window=1024`; causal when left out."""
 
     def batch(self) -> Batch:
         """The batch described.
 
         Raises:
-            ValueError: neither or both of file and lengths, or a bad one.
+            ValueError: neither or both of file and lengths, a mask for a file, or a bad one of them.
         """
-        if (self.file is None) == (not self.lengths):
-            got = "both a batch file and" if self.lengths else "neither a batch file nor"
-            raise ValueError(f"got {got} --lengths; give one of the two")
-        if self.file is not None:
-            return read_batch(self.file)
-        spec = masks.parse_spec(self.mask)
+        files = [str(file) for file in self.files]
+        if self.lengths is None:
+            if len(files) != 1:
+                got = f"the batch files {', '.join(files)}" if files else "neither a batch file nor --lengths"
+                raise ValueError(f"got {got}; give one batch file, or --lengths")
+            if self.mask is not None:
+                raise ValueError(
+                    f"got both the batch file {files[0]!r} and --mask: a file has its own masks, and --mask is for "
+                    "--lengths; drop one of the two"
+                )
+            return read_batch(files[0])
+        if files:
+            raise ValueError(
+                f"got both a batch file and --lengths {self.lengths}: {files[0]!r} was taken as FILE; give one of the "
+                "two, and separate lengths by commas without spaces, as in --lengths 4096,512"
+            )
+        spec = masks.parse_spec("causal" if self.mask is None else self.mask)
         lengths = [_integer(word) for word in self.lengths.split(",")]
         return Batch(tuple(Sequence(length, {"default": masks.from_spec(spec, length)}) for length in lengths))
 

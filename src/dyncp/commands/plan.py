@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -12,17 +11,21 @@ from tyro.conf import arg
 
 from dyncp.commands.options import BatchOptions, ClusterOptions, ShapeOptions
 from dyncp.ir import codec
-from dyncp.ir.check import PlanError, check_plan
+from dyncp.ir.check import check_plan
 from dyncp.report.summary import summarize, summary_text
 from dyncp.strategies import STRATEGIES, Planned, build
 from dyncp.strategies.api import Options
+
+PASSED = "check passed"
 
 
 @dataclass(frozen=True)
 class Command:
     """Plan one batch and say what the plan moves, how even it is and how long it took to make.
 
-    Bytes are those of one attention layer over all ranks (of several masks, the weighted sum).
+    Bytes are those of one attention layer over all ranks. Of several masks, pairs, bytes and messages are sums in which
+    each mask counts as often as its weight says. A line `note: ...` names a limit on balance that could not be met; the
+    limit is a multiple of the mean: 1 + --epsilon-nodes or --epsilon-ranks for computation, always 1.05 for tokens.
     """
 
     batch: BatchOptions = field(default_factory=BatchOptions)
@@ -30,7 +33,7 @@ class Command:
     shape: ShapeOptions = field(default_factory=ShapeOptions)
     planning: Options = field(default_factory=Options)
     strategy: Annotated[str, arg(metavar="|".join(STRATEGIES))] = "dynamic"
-    """How to spread the batch."""
+    """How to spread the batch; the planning options say which strategies read them."""
     json: bool = False
     """Print one JSON object instead of a table."""
     text: bool = False
@@ -40,37 +43,36 @@ class Command:
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write the plan to a file."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Draw the plan into a PNG file (needs the extra `viz`)."""
+    """Draw the plan under one mask into a PNG file (needs the extra `viz`)."""
+    picture_mask: Annotated[str | None, arg(metavar="NAME")] = None
+    """The mask that --picture draws, where the batch has several; the first when left out."""
 
 
 def run(command: Command) -> int:
-    """Do what `Command` says; 1 when the check fails."""
+    """Do what `Command` says."""
     if command.json and command.text:
         raise ValueError("got both --json and --text; choose one")
+    if command.picture_mask is not None and command.picture is None:
+        raise ValueError("got --picture-mask without --picture; add --picture FILE")
     planned = build(
         command.batch.batch(), command.shape.build(), command.cluster.build(), command.strategy, command.planning
     )
-    if command.check and not _check(planned):
-        return 1
+    if command.check:
+        check_plan(planned.plan, planned.layout.blocks, planned.batch)
     if command.out is not None:
         codec.write_plan(planned.plan, command.out)
     if command.picture is not None:
         from dyncp.report.picture import plan_picture
 
-        plan_picture(planned, command.picture)
-    if command.text:
-        print(codec.to_text(planned.plan))
-    elif command.json:
-        print(json.dumps(summarize(planned)))
-    else:
-        print(summary_text(summarize(planned)))
+        plan_picture(planned, command.picture, command.picture_mask)
+    _print(command, planned)
     return 0
 
 
-def _check(planned: Planned) -> bool:
-    try:
-        check_plan(planned.plan, planned.layout.blocks)
-    except PlanError as error:  # a table with the bad cell marked: more than one line, and not the user's mistake
-        print(f"dyncp: the plan is broken: {error}", file=sys.stderr)
-        return False
-    return True
+def _print(command: Command, planned: Planned) -> None:
+    if command.json:
+        print(json.dumps(summarize(planned) | ({"checked": True} if command.check else {})))
+        return
+    print(codec.to_text(planned.plan) if command.text else summary_text(summarize(planned)))
+    if command.check:
+        print(f"{'# ' if command.text else ''}{PASSED}")  # the text form of a plan has comments

@@ -10,8 +10,9 @@ from tqdm import tqdm
 from tyro.conf import arg
 
 from dyncp.commands.options import BatchOptions, ClusterOptions, ShapeOptions
-from dyncp.report.table import columns
-from dyncp.strategies import STRATEGIES
+from dyncp.report.summary import head_text, plan_figures
+from dyncp.report.table import columns, format_bytes
+from dyncp.strategies import STRATEGIES, make_plan
 from dyncp.strategies.api import Options
 from dyncp.verify import Case, random_case, verify
 
@@ -20,8 +21,8 @@ from dyncp.verify import Case, random_case, verify
 class Command:
     """Plan a batch, execute the plan forward and backward with all ranks in this process, compare with dense attention.
 
-    Prints the largest relative L2 errors; the exit code is 1 where one is above the tolerance (1e-5 in float32, 2e-2 in
-    bfloat16). With --corpus N it does so for N random batches.
+    Prints what was planned, and the largest relative L2 errors over the batch's masks; the exit code is 1 where one is
+    above the tolerance (1e-5 in float32, 2e-2 in bfloat16). With --corpus N it does so for N random batches.
     """
 
     batch: BatchOptions = field(default_factory=BatchOptions)
@@ -47,6 +48,7 @@ def run(command: Command) -> int:
     case = Case(
         command.batch.batch(), command.shape.build(), command.cluster.build(), command.strategy, command.planning
     )
+    print(_described_plan(case))
     return verify_cases([case], 1)
 
 
@@ -68,10 +70,19 @@ def verify_cases(cases: Iterable[Case], count: int) -> int:
     return 1 if failed else 0
 
 
+def _described_plan(case: Case) -> str:
+    figures = plan_figures(make_plan(case.batch, case.shape, case.cluster, case.strategy, case.options))
+    moved, back = (format_bytes(part["total_bytes"]) for part in (figures, figures["backward"]))
+    return f"{head_text(figures)}\nmoved       {moved} forward, {back} backward\n"
+
+
 def _table(worst: dict[str, dict[str, float]], tolerance: dict[str, float]) -> str:
     names = list(dict.fromkeys(name for errors in worst.values() for name in errors))
     rows = [("largest relative error", *worst)]
-    rows += [(f"  {name}", *(f"{errors.get(name, 0.0):.1e}" for errors in worst.values())) for name in names]
+    rows += [
+        (f"  {name}", *(f"{errors[name]:.1e}" if name in errors else "-" for errors in worst.values()))
+        for name in names
+    ]
     return columns([*rows, ("  tolerance", *(f"{tolerance[dtype]:.0e}" for dtype in worst))])
 
 

@@ -9,9 +9,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, GRID = "#333333", "#dddddd"
-COLOURS = ("#2266aa", "#dd7722", "#888888", "#55aa77")  # the demo's strategy first
-STYLES = ("-", "-", "--", ":")  # ring and zigzag move the same and would hide each other
-LEAST_DIFFERENCE = 1e-8  # where equal losses lie on a logarithmic axis
+COLOURS = ("#2266aa", "#dd7722", "#55aa77")
+# strategy -> its line, from below to above. Some move the same in every step: ever thinner, or with gaps, all are seen
+LINES: dict[str, dict[str, Any]] = {
+    "ring": {"color": "#dd7722", "linewidth": 5, "alpha": 0.45},
+    "dynamic": {"color": "#2266aa", "linewidth": 2},
+    "zigzag": {"color": "#444444", "linewidth": 1.2, "linestyle": "--"},
+    "data_parallel": {"color": "#55aa77", "linewidth": 2, "linestyle": ":"},
+}
 
 
 def draw(result: dict[str, Any], path: Path) -> bool:
@@ -45,20 +50,27 @@ def _draw_losses(axes: Axes, result: dict[str, Any]) -> None:
 
 
 def _draw_differences(axes: Axes, result: dict[str, Any]) -> None:
+    """Points on a logarithmic axis, which has no 0: steps without any difference are crosses below all others."""
     loss = result["loss"]
     gaps = [abs(ours - dense) for ours, dense in zip(loss["distributed"], loss["dense"], strict=True)]
-    shown = [max(gap, LEAST_DIFFERENCE) for gap in gaps]
-    label = f"|distributed - dense|, 0 drawn as {LEAST_DIFFERENCE:g}"
-    axes.semilogy(shown, color=COLOURS[0], marker=".", label=label)
+    above = [(step, gap) for step, gap in enumerate(gaps) if gap > 0]
+    equal = [step for step, gap in enumerate(gaps) if gap == 0]
+    floor = min([loss["tolerance"] / 100, *(gap for _, gap in above)]) / 3
+    axes.set_yscale("log")
+    if above:
+        axes.plot(*zip(*above, strict=True), "o", markersize=4, color=COLOURS[0], label="|distributed - dense|")
+    if equal:
+        label = f"exactly 0 in {len(equal)} of {len(gaps)} steps (height has no meaning)"
+        axes.plot(equal, [floor] * len(equal), "x", markersize=5, color=COLOURS[0], label=label)
     axes.axhline(loss["tolerance"], color=COLOURS[1], linestyle="--", label="tolerance")
     _finish(axes, f"Difference of the losses: at most {loss['largest_difference']:.1e}", "step", "nats per byte")
 
 
 def _draw_moved(axes: Axes, result: dict[str, Any]) -> None:
-    for colour, style, (name, figures) in zip(COLOURS, STYLES, result["strategies"].items(), strict=False):
-        per_step = [step / 1e6 for step in figures["bytes_per_step"]]
+    for name in sorted(result["strategies"], key=list(LINES).index):
+        per_step = [step / 1e6 for step in result["strategies"][name]["bytes_per_step"]]
         mean = sum(per_step) / len(per_step)
-        axes.plot(per_step, color=colour, linestyle=style, label=f"{name} (mean {mean:.1f} MB)")
+        axes.plot(per_step, label=f"{name} (mean {mean:.1f} MB)", **LINES[name])
     axes.set_ylim(0, 1.3 * max(max(figures["bytes_per_step"]) for figures in result["strategies"].values()) / 1e6 or 1)
     _finish(axes, "Moved between ranks, forward and backward, all layers", "step", "MB per step")
 
@@ -67,7 +79,7 @@ def _draw_balance(axes: Axes, result: dict[str, Any]) -> None:
     strategies = result["strategies"]
     for shift, key, colour, label in (
         (-0.2, "compute_imbalance", COLOURS[0], "computation"),
-        (0.2, "token_imbalance", COLOURS[3], "tokens"),
+        (0.2, "token_imbalance", COLOURS[2], "tokens"),
     ):
         heights = [figures[key] for figures in strategies.values()]
         bars = axes.bar([place + shift for place in range(len(strategies))], heights, 0.38, color=colour, label=label)
@@ -75,7 +87,7 @@ def _draw_balance(axes: Axes, result: dict[str, Any]) -> None:
     axes.axhline(1, color=INK, linewidth=1, linestyle=":")
     axes.set_xticks(range(len(strategies)), list(strategies))
     axes.margins(y=0.25)
-    _finish(axes, "Imbalance (1 is even)", "", "largest rank / mean rank")
+    _finish(axes, "Imbalance (1 is even)", "", "largest rank / mean rank,\nsum of max / sum of mean over steps")
 
 
 def _finish(axes: Axes, title: str, x_label: str, y_label: str) -> None:

@@ -25,7 +25,8 @@ def result_table(result: dict[str, Any]) -> str:
         (
             "time",
             f"{format_seconds(seconds['total'])}: {config['ranks']} processes {format_seconds(seconds['distributed'])} "
-            f"(steps {format_seconds(seconds['training_steps'])}), dense {format_seconds(seconds['dense'])}, "
+            f"(steps {format_seconds(seconds['training_steps'])}), dense {format_seconds(seconds['dense'])} "
+            f"(a reference for correctness, not a speed comparison), "
             f"planning the baselines {format_seconds(seconds['comparison'])}",
         ),
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from dyncp.ir.arguments import plain_name, positive_number, whole_number
 from dyncp.ir.mask import Mask
 
 DEFAULT_MASK = "default"
@@ -16,8 +18,9 @@ class Sequence:
 
     Args:
         length: number of query tokens, at least 1.
-        masks: one mask, or several by name for a model whose layers differ (every sequence of a batch then has the same
-            names). Each mask is `length` queries by `kv_length` keys.
+        masks: one `Mask`, or for a model whose layers differ a mapping of several by name (every sequence of a batch
+            then has the same names). The field is always a mapping: a single mask is named "default" in it. Each mask
+            is `length` queries by `kv_length` keys.
         kv_length: number of key tokens where they are not the queries' tokens (cross-attention); None for
             self-attention.
 
@@ -29,14 +32,22 @@ class Sequence:
     masks: Mapping[str, Mask]
     kv_length: int | None = None
 
+    if TYPE_CHECKING:  # what may be given; the fields say what is kept
+
+        def __init__(self, length: int, masks: Mask | Mapping[str, Mask], kv_length: int | None = None) -> None: ...
+
     def __post_init__(self) -> None:
         if isinstance(self.masks, Mask):
             object.__setattr__(self, "masks", {DEFAULT_MASK: self.masks})
-        if self.length < 1 or (self.kv_length is not None and self.kv_length < 1):
-            raise ValueError(f"a sequence's length is {self.length} (keys {self.keys}); it must be at least 1")
-        if not self.masks:
-            raise ValueError("a sequence has no mask; give it at least one")
+        object.__setattr__(self, "length", whole_number("a sequence's length", self.length, 1))
+        if self.kv_length is not None:
+            object.__setattr__(self, "kv_length", whole_number("a sequence's kv_length", self.kv_length, 1))
+        if not isinstance(self.masks, Mapping) or not self.masks:
+            raise ValueError(f"a sequence's masks are {self.masks!r}; give it a Mask, or at least one by name")
         for name, mask in self.masks.items():
+            plain_name("a mask's name", name)
+            if not isinstance(mask, Mask):
+                raise ValueError(f"mask {name!r} is {mask!r}; expected a Mask, as the constructors in dyncp.masks make")
             if (mask.q_length, mask.k_length) != (self.length, self.keys):
                 raise ValueError(
                     f"mask {name!r} is {mask.q_length} queries by {mask.k_length} keys, but its sequence has "
@@ -54,8 +65,8 @@ class Batch:
     """Sequences that are trained on together.
 
     Args:
-        sequences: at least one.
-        weights: how many layers use each mask name; 1 for a name left out.
+        sequences: at least one, as a list, a tuple or any other iterable; the field is a tuple.
+        weights: how many layers use each mask name; 1 for a name left out. The field has every name.
 
     Raises:
         ValueError: no sequences, sequences with different mask names, an unknown name or a weight that is not positive.
@@ -64,10 +75,17 @@ class Batch:
     sequences: tuple[Sequence, ...]
     weights: Mapping[str, float] | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(self, sequences: Iterable[Sequence], weights: Mapping[str, float] | None = None) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequences", tuple(self.sequences))
         if not self.sequences:
             raise ValueError("the batch has no sequences; give it at least one")
+        for index, sequence in enumerate(self.sequences):
+            if not isinstance(sequence, Sequence):
+                raise ValueError(f"sequence {index} of the batch is {sequence!r}; expected a dyncp.Sequence")
         names = tuple(self.sequences[0].masks)
         for index, sequence in enumerate(self.sequences):
             if set(sequence.masks) != set(names):
@@ -79,8 +97,7 @@ class Batch:
         for name, weight in weights.items():
             if name not in names:
                 raise ValueError(f"weight for unknown mask {name!r}; the batch has {', '.join(names)}")
-            if not weight > 0:
-                raise ValueError(f"the weight of mask {name!r} is {weight}; it must be positive")
+            positive_number(f"the weight of mask {name!r}", weight)
         object.__setattr__(self, "weights", weights)
 
     @property

@@ -11,14 +11,16 @@ contains so far. The checker runs all ranks side by side with the semantics of t
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import NoReturn, assert_never
 
 import numpy as np
 
 from dyncp.ir.arrays import Ints
+from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import HAS_KV, HAS_Q, Blocks
+from dyncp.ir.origin import check_masks, check_tokens, expected_comps
 from dyncp.ir.plan import (
     FORWARD,
     PASSES,
@@ -32,18 +34,16 @@ from dyncp.ir.plan import (
     Pass,
     Place,
     Plan,
+    PlanError,
     Program,
     Reduction,
 )
 from dyncp.ir.step_table import step_table
+from dyncp.ir.validate import validate_plan
 
 Piece = tuple[int, int, int]  # (kind, token block, head group)
 LOCAL, KEPT = int(Place.LOCAL), int(Place.KEPT)
 PARTIAL = frozenset(int(kind) for kind in Kind if kind.is_partial)
-
-
-class PlanError(ValueError):
-    """A plan that would compute something else than the batch's attention, or not end."""
 
 
 @dataclass(slots=True)
@@ -62,8 +62,8 @@ class _RankState:
     clashes: list[list[int]]  # per slot: other slots that share bytes with it
     values: dict[int, object] = field(default_factory=dict)  # slot -> Piece (an input) or set[int] (a partial result)
     overwritten_by: dict[int, int] = field(default_factory=dict)
-    incoming: set[int] = field(default_factory=set)  # slots of receives in flight
-    outgoing: set[int] = field(default_factory=set)  # slots of sends in flight
+    incoming: Counter[int] = field(default_factory=Counter)  # slot -> receives in flight
+    outgoing: Counter[int] = field(default_factory=Counter)  # slot -> sends in flight
     launched: dict[int, list[tuple[int, bool, int]]] = field(default_factory=dict)  # step -> (peer, send, number)
     at: int = 0  # next instruction
 
@@ -78,22 +78,30 @@ class Message:
     values: list[object]  # of a send
 
 
-def check_plan(plan: Plan, blocks: Blocks | None = None) -> None:
+def check_plan(plan: Plan, blocks: Blocks | None = None, batch: Batch | None = None) -> None:
     """Check a whole plan, every mask and both passes.
 
     Args:
         plan: the plan.
         blocks: what it was made from. Without it the plan is held only against itself: a computation block that no
             rank has for any head group goes unnoticed.
+        batch: what the blocks were made from. Without it the masks inside computation blocks are held only against
+            their numbers of pairs.
 
     Raises:
-        PlanError: the first fault, with the rank, the instruction and a table of ranks by steps.
+        PlanError: the first fault; where it lies in a program, with the rank, the instruction and a table of ranks by
+            steps.
     """
-    owner = plan.header.owner
-    if len(owner) and not (owner.min() >= 0 and owner.max() < plan.header.ranks):
-        raise PlanError(f"a token block is owned by rank {owner.max()}; the plan has {plan.header.ranks} ranks")
+    try:
+        validate_plan(plan)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+    if blocks is not None:
+        check_tokens(plan, blocks)
     for mask, name in enumerate(plan.header.mask_names):
         expected = expected_comps(plan, mask, blocks)
+        if batch is not None:
+            check_masks(plan, mask, batch)
         kept: list[dict[tuple[int, Piece], object]] = [{} for _ in plan.programs]
         for pass_ in PASSES:
             checker = _Checker(plan, mask, pass_, f"mask {name!r}, {pass_.name} pass")
@@ -103,39 +111,11 @@ def check_plan(plan: Plan, blocks: Blocks | None = None) -> None:
             kept = checker.kept_values()
 
 
-def expected_comps(plan: Plan, mask: int, blocks: Blocks | None) -> Ints:
-    """int64[n, 3]: (index, q_block, kv_block) of the computation blocks that must be computed in every head group."""
-    tables = [programs[mask].comps for programs in plan.programs]
-    rows = np.concatenate([np.stack([t.index, t.q_block, t.kv_block], axis=1) for t in tables]).astype(np.int64)
-    rows = np.unique(rows, axis=0)
-    if len(np.unique(rows[:, 0])) != len(rows):
-        raise PlanError("two ranks disagree about the blocks of a computation block")
-    if blocks is None:
-        return rows
-    part = blocks.of_mask(mask)
-    index = np.arange(part.start, part.stop)
-    expected = np.stack([index, blocks.q_block[part], blocks.kv_block[part]], axis=1).astype(np.int64)
-    known = {tuple(row) for row in expected.tolist()}
-    for row in rows.tolist():
-        if tuple(row) not in known:
-            raise PlanError(f"computation block {row[0]} (blocks {row[1]} x {row[2]}) is not in the batch")
-    for rank, table in enumerate(tables):
-        for comp in range(len(table)):
-            got, want = table.mask(comp, plan.header.tokens).pairs(), int(blocks.pairs[table.index[comp]])
-            if got != want:
-                raise PlanError(f"rank {rank}: computation block {table.index[comp]} has {got} pairs, not {want}")
-    return expected
-
-
 class _Checker:
     """Runs one pass of a plan under one mask on all ranks."""
 
     def __init__(self, plan: Plan, mask: int, pass_: Pass, title: str) -> None:
         self.header, self.pass_, self.title = plan.header, pass_, title
-        self.owner = self.header.owner.tolist()
-        self.rows = {
-            of_keys: self.header.local_rows(HAS_KV if of_keys else HAS_Q).tolist() for of_keys in (False, True)
-        }
         self.sends: dict[tuple[int, int], list[Message]] = defaultdict(list)  # (src, dst) -> in order of posting
         self.receives: dict[tuple[int, int], list[Message]] = defaultdict(list)
         self.ranks = []
@@ -151,8 +131,6 @@ class _Checker:
             self.ranks.append(
                 _RankState(rank, program, comps, pieces, place, wire, group, start, stop.tolist(), shared)
             )
-        for state in self.ranks:
-            self.check_slots(state)
 
     def fail(self, state: _RankState, why: str) -> NoReturn:
         """Refuse the plan."""
@@ -179,24 +157,6 @@ class _Checker:
                 sizes[chosen] = self.header.piece_bytes(kind, bool(wire))[slots.block[chosen]]
         return sizes
 
-    def check_slots(self, state: _RankState) -> None:
-        """Local slots belong to blocks of this rank, the others lie inside their memory."""
-        limit = {int(Place.ARENA): state.program.arena_bytes, int(Place.KEPT): state.program.kept_bytes}
-        for slot, (kind, block, _) in enumerate(state.pieces):
-            place, start, stop = state.place[slot], state.start[slot], state.stop[slot]
-            if place == LOCAL:
-                row = self.rows[Kind(kind).of_keys][block]
-                if self.owner[block] != state.rank or row < 0:
-                    self.fail(state, f"{self.describe(state, slot)} is local, but this rank does not own the block")
-                if start != row:
-                    self.fail(state, f"{self.describe(state, slot)} is at row {start}; the block is at row {row}")
-            elif start < 0 or stop > limit[place]:
-                self.fail(
-                    state,
-                    f"{self.describe(state, slot)} lies at bytes {start} to {stop}, outside its memory of "
-                    f"{limit[place]} bytes",
-                )
-
     def load_inputs(self, kept: list[dict[tuple[int, Piece], object]]) -> None:
         """What is there before the first instruction: local inputs, empty local results, and what was kept."""
         for state, kept_values in zip(self.ranks, kept, strict=True):
@@ -207,7 +167,7 @@ class _Checker:
                     state.values[slot] = kept_values[state.start[slot], piece]
 
     def read(self, state: _RankState, slot: int) -> object:
-        if slot in state.incoming:
+        if state.incoming[slot]:
             self.fail(state, f"reads {self.describe(state, slot)}, whose receive has not been waited for")
         if slot not in state.values:
             by = state.overwritten_by.get(slot)
@@ -222,12 +182,30 @@ class _Checker:
         return value
 
     def write(self, state: _RankState, slot: int, value: object) -> None:
+        if state.place[slot] == LOCAL and state.pieces[slot][0] not in PARTIAL:
+            self.fail(state, f"writes {self.describe(state, slot)}, the caller's own tensor")
         for other in (slot, *state.clashes[slot]):
-            if other in state.incoming or other in state.outgoing:
+            if state.incoming[other] or state.outgoing[other]:
                 self.fail(state, f"writes {self.describe(state, slot)}, memory that a transfer in flight uses")
             if other != slot and state.values.pop(other, None) is not None:
                 state.overwritten_by[other] = slot
         state.values[slot] = value
+
+    def clear(self, state: _RankState, slots: list[int]) -> None:
+        """Set partial results to nothing."""
+        for slot in slots:
+            if state.pieces[slot][0] not in PARTIAL:
+                self.fail(state, f"clears {self.describe(state, slot)}, which is an input")
+            self.write(state, slot, set())
+
+    def keep_apart(self, state: _RankState, reads: list[int], writes: list[int]) -> None:
+        """What an instruction writes shares no bytes with what else it reads or writes: its parts have no order that
+        a kernel must keep."""
+        touched = {*reads, *writes}
+        for slot in dict.fromkeys(writes):
+            for other in state.clashes[slot]:
+                if other in touched:
+                    self.fail(state, f"writes {self.describe(state, slot)} over {self.describe(state, other)}")
 
     def expect(self, state: _RankState, slot: int, piece: Piece) -> None:
         if state.pieces[slot] != piece:
@@ -266,12 +244,13 @@ class _Checker:
             case Attention():
                 self.attention(state, instruction)
             case Reduction():
-                for slot in instruction.fresh.tolist():
-                    self.write(state, slot, set())
+                self.keep_apart(state, instruction.src.tolist(), instruction.dst.tolist())
+                self.clear(state, instruction.fresh.tolist())
                 for src, dst in zip(instruction.src.tolist(), instruction.dst.tolist(), strict=True):
                     self.expect(state, src, state.pieces[dst])
                     self.add(state, dst, self.read_sum(state, src))
             case Copy():
+                self.keep_apart(state, instruction.src.tolist(), instruction.dst.tolist())
                 for src, dst in zip(instruction.src.tolist(), instruction.dst.tolist(), strict=True):
                     self.expect(state, dst, state.pieces[src])
                     value = self.read(state, src)
@@ -285,8 +264,8 @@ class _Checker:
         return True
 
     def attention(self, state: _RankState, instruction: Attention) -> None:
-        for slot in instruction.fresh.tolist():
-            self.write(state, slot, set())
+        self.keep_apart(state, instruction.reads.ravel().tolist(), instruction.writes.ravel().tolist())
+        self.clear(state, instruction.fresh.tolist())
         comps = state.comps
         for comp, reads, writes in zip(
             instruction.comp.tolist(), instruction.reads.tolist(), instruction.writes.tolist(), strict=True
@@ -299,15 +278,13 @@ class _Checker:
                     self.fail(state, f"{self.describe(state, slot)} is a partial result, where an input is expected")
             for kind, slot in zip(self.pass_.writes, writes, strict=True):
                 self.expect(state, slot, (kind, ends[kind.of_keys], group))
-                if state.wire[slot]:
-                    self.fail(state, f"adds to {self.describe(state, slot)}, which is not in fp32")
                 self.add(state, slot, {int(comps.index[comp])})
 
     def add(self, state: _RankState, slot: int, more: set[int]) -> None:
         """Add contributions to a partial result."""
+        if state.wire[slot]:
+            self.fail(state, f"adds to {self.describe(state, slot)}, which is not in fp32")
         total = self.read_sum(state, slot)
-        if slot in state.outgoing:
-            self.fail(state, f"writes {self.describe(state, slot)}, memory that a transfer in flight uses")
         twice = total & more
         if twice:
             self.fail(state, f"computation block {min(twice)} is added twice to {self.describe(state, slot)}")
@@ -372,10 +349,10 @@ class _Checker:
             return False
         for peer, send, number in state.launched.pop(instruction.step):
             if send:
-                state.outgoing.difference_update(self.sends[state.rank, peer][number].slots)
+                state.outgoing.subtract(self.sends[state.rank, peer][number].slots)
                 continue
             received = self.receives[peer, state.rank][number]
-            state.incoming.difference_update(received.slots)
+            state.incoming.subtract(received.slots)
             for slot, value in zip(received.slots, self.sends[peer, state.rank][number].values, strict=True):
                 state.values[slot] = set(value) if isinstance(value, set) else value
         return True

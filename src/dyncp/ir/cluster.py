@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dyncp.ir.arguments import positive_number, whole_number
+
 GB = 1e9
+MAX_RANKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,14 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1, MAX_RANKS))
+        for rate in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
+            positive_number(rate, getattr(self, rate), finite=False)
+        for latency in ("intra_latency_s", "inter_latency_s"):
+            if getattr(self, latency) != 0:
+                positive_number(latency, getattr(self, latency))
+        if self.ranks > MAX_RANKS:
+            raise ValueError(f"{self.nodes} nodes of {self.ranks_per_node} ranks are more than {MAX_RANKS} ranks")
 
     @property
     def ranks(self) -> int:

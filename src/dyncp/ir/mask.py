@@ -13,7 +13,7 @@ from dyncp.ir.arrays import Ints, frozen, ragged_ranges
 
 Q_START, Q_STOP, LO, LO_STEP, HI, HI_STEP = range(6)  # columns of Mask.slices
 MAX_LENGTH = 2**31 - 1  # rows() counts keys in int32
-CHUNK_CELLS = 1 << 20  # cells counted at once in pairs_grid, to bound its memory
+CHUNK_CELLS = 1 << 20  # cells counted at once in pairs_blocks, to bound its memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,9 +52,7 @@ class Mask:
             )
         slices = slices.astype(np.int64)
         _check_slices(self.q_length, self.k_length, slices)
-        slices[slices[:, Q_STOP] - slices[:, Q_START] == 1, LO_STEP::2] = 0  # a single row has no steps: one spelling
-        order = np.lexsort((slices[:, LO], slices[:, Q_START]))
-        object.__setattr__(self, "slices", frozen(slices[order], "int64"))
+        object.__setattr__(self, "slices", frozen(_in_one_spelling(slices), "int64"))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mask):
@@ -153,21 +151,27 @@ class Mask:
         Raises:
             ValueError: a rectangle that is empty or leaves the mask.
         """
+        return Mask(q_stop - q_start, k_stop - k_start, self.crop_slices(q_start, q_stop, k_start, k_stop))
+
+    def crop_slices(self, q_start: int, q_stop: int, k_start: int, k_stop: int) -> Ints:
+        """int64[N, 6]: the slices of `crop`, which costs more, as a mask checks its slices."""
         self._check_range("queries", q_start, q_stop, self.q_length)
         self._check_range("keys", k_start, k_stop, self.k_length)
-        slices = _crop_rows(self.slices, q_start, q_stop)
-        slices = _crop_keys(slices, k_start, k_stop)
-        return Mask(q_stop - q_start, k_stop - k_start, slices - np.array([q_start, q_start, k_start, 0, k_start, 0]))
+        if (q_stop - q_start, k_stop - k_start) == (self.q_length, self.k_length):
+            return self.slices
+        slices = _crop_keys(_crop_rows(self.slices, q_start, q_stop), k_start, k_stop)
+        return _in_one_spelling(slices - np.array([q_start, q_start, k_start, 0, k_start, 0]))
 
-    def pairs_grid(self, q_bounds: Ints, k_bounds: Ints) -> Ints:
-        """Pairs in every rectangle of a grid.
+    def pairs_blocks(self, q_bounds: Ints, k_bounds: Ints) -> tuple[Ints, Ints, Ints]:
+        """The rectangles of a grid that have pairs. Costs time and memory in the rectangles that slices touch, not in
+        the size of the grid.
 
         Args:
             q_bounds: int[nq + 1], ascending; rectangle (i, j) has the queries `[q_bounds[i], q_bounds[i + 1])`.
             k_bounds: int[nk + 1], ascending; rectangle (i, j) has the keys `[k_bounds[j], k_bounds[j + 1])`.
 
         Returns:
-            int64[nq, nk].
+            i, j and the number of pairs, each int64[N], sorted by (i, j).
 
         Raises:
             ValueError: bounds that descend.
@@ -176,18 +180,26 @@ class Mask:
         for name, bounds in (("q_bounds", q_bounds), ("k_bounds", k_bounds)):
             if bounds.ndim != 1 or not len(bounds) or (np.diff(bounds) < 0).any():
                 raise ValueError(f"{name} {bounds.tolist()[:8]}... must be a flat ascending list of at least one bound")
-        grid = np.zeros((len(q_bounds) - 1, len(k_bounds) - 1), np.int64)
         first, count = _touched(q_bounds, self.slices[:, Q_START], self.slices[:, Q_STOP])
         q_cell = np.repeat(first, count) + ragged_ranges(count)
         strips = _crop_rows(np.repeat(self.slices, count, axis=0), q_bounds[q_cell], q_bounds[q_cell + 1], drop=False)
         first, count = _touched(k_bounds, strips[:, LO], _last_hi(strips))
         # A whole strip of cells at a time, as many strips as fit into the chunk.
         chunk = np.cumsum(count) // CHUNK_CELLS
+        cells, pairs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for part in np.split(np.arange(len(strips)), np.flatnonzero(np.diff(chunk)) + 1):
             of = np.repeat(part, count[part])
             k_cell = np.repeat(first[part], count[part]) + ragged_ranges(count[part])
-            pairs = _pairs_below(strips[of], k_bounds[k_cell + 1]) - _pairs_below(strips[of], k_bounds[k_cell])
-            np.add.at(grid, (q_cell[of], k_cell), pairs)
+            cells.append(q_cell[of] * len(k_bounds) + k_cell)
+            pairs.append(_pairs_below(strips[of], k_bounds[k_cell + 1]) - _pairs_below(strips[of], k_bounds[k_cell]))
+        cell, pair = _sum_equal(np.concatenate(cells), np.concatenate(pairs))
+        return cell // len(k_bounds), cell % len(k_bounds), pair
+
+    def pairs_grid(self, q_bounds: Ints, k_bounds: Ints) -> Ints:
+        """int64[nq, nk]: pairs in every rectangle of a grid, see `pairs_blocks`."""
+        i, j, pairs = self.pairs_blocks(q_bounds, k_bounds)
+        grid = np.zeros((len(q_bounds) - 1, len(k_bounds) - 1), np.int64)
+        grid[i, j] = pairs
         return grid
 
     def check(self) -> None:
@@ -228,6 +240,12 @@ def _check_slices(q_length: int, k_length: int, slices: Ints) -> None:
             )
 
 
+def _in_one_spelling(slices: Ints) -> Ints:
+    """Sorted, and without the steps of a single row, which mean nothing."""
+    slices[slices[:, Q_STOP] - slices[:, Q_START] == 1, LO_STEP::2] = 0
+    return slices[np.lexsort((slices[:, LO], slices[:, Q_START]))] if len(slices) > 1 else slices
+
+
 def _last_hi(slices: Ints) -> Ints:
     hi: Ints = slices[:, HI] + slices[:, HI_STEP] * (slices[:, Q_STOP] - slices[:, Q_START] - 1)
     return hi
@@ -266,6 +284,17 @@ def _crop_keys(slices: Ints, start: int, stop: int) -> Ints:
     pieces[:, LO] = np.maximum(pieces[:, LO], start)
     pieces[:, HI] = np.minimum(pieces[:, HI], stop)
     return pieces
+
+
+def _sum_equal(keys: Ints, values: Ints) -> tuple[Ints, Ints]:
+    """Ascending keys, each once, and the sums of their values; those with the sum 0 are left out."""
+    if (keys[1:] <= keys[:-1]).any():
+        order = np.argsort(keys, kind="stable")
+        keys, values = keys[order], values[order]
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        keys, values = keys[first], np.add.reduceat(values, first)
+    some = values != 0
+    return keys[some], values[some]
 
 
 def _touched(bounds: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:

@@ -22,6 +22,10 @@ from dyncp.ir.shape import ITEMSIZE, AttentionShape
 PLAN_VERSION = 1
 
 
+class PlanError(ValueError):
+    """A plan that would compute something else than the batch's attention, or not end; see `check.check_plan`."""
+
+
 class Kind(IntEnum):
     """Data of one (token block, head group)."""
 

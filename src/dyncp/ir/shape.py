@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dyncp.ir.arguments import whole_number
+
+MAX_HEADS = 1 << 20  # and dimensions of a head
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -34,8 +37,7 @@ class AttentionShape:
         if self.v_head_dim is None:
             object.__setattr__(self, "v_head_dim", self.head_dim)
         for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1, MAX_HEADS))
         if self.q_heads % self.kv_heads:
             raise ValueError(
                 f"{self.q_heads} query heads cannot be shared by {self.kv_heads} KV heads: "

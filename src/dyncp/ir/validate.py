@@ -14,7 +14,8 @@ from typing import Any, assert_never
 import numpy as np
 
 from dyncp.ir.arrays import Ints
-from dyncp.ir.blocks import HAS_KV, HAS_Q
+from dyncp.ir.blocks import HAS_KV, HAS_Q, TokenBlocks
+from dyncp.ir.cluster import MAX_RANKS
 from dyncp.ir.mask import Mask
 from dyncp.ir.plan import (
     PASSES,
@@ -38,10 +39,8 @@ from dyncp.ir.plan import (
     token_bytes,
 )
 
-MAX_RANKS = 1 << 20
 MAX_COMPS = (1 << 31) - 1
 MAX_STEPS = (1 << 31) - 1
-MAX_HEADS = 1 << 20  # and dimensions of a head
 MAX_TOKENS = (1 << 31) - 1  # of a sequence; the slices of a computation block are int32
 MAX_SIZE_BYTES = 1 << 60  # of anything; so that sums of sizes stay within int64
 MAX_PADDING_BYTES = 1 << 12  # per slot; so that no memory is claimed beyond what slots need
@@ -89,9 +88,6 @@ def validate_header(header: PlanHeader) -> None:
         min(header.nodes, header.ranks_per_node) >= 1 and header.ranks <= MAX_RANKS,
         f"the plan is for {header.nodes} nodes x {header.ranks_per_node} ranks, expected 1 to {MAX_RANKS} ranks",
     )
-    for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim"):
-        number = getattr(header.shape, name)
-        _require(number <= MAX_HEADS, f"{name} is {number}, expected at most {MAX_HEADS}")
     names, weights = header.mask_names, header.mask_weights
     _require(
         len(names) > 0 and len(set(names)) == len(names),
@@ -108,8 +104,25 @@ def validate_header(header: PlanHeader) -> None:
     _each("token block sizes", tokens.tokens, tokens.tokens >= 1, "at least 1")
     _each("token block roles", tokens.role, (tokens.role >= 1) & (tokens.role <= (HAS_Q | HAS_KV)), "1, 2 or 3")
     _in_range("token block owners", header.owner, header.ranks)
+    _validate_tiling(tokens)
     largest = int(tokens.tokens.sum()) * max(token_bytes(header.shape, kind, "float32") for kind in Kind)
     _require(largest <= MAX_SIZE_BYTES, f"the data of all tokens takes {largest} bytes, expected at most 2**60")
+
+
+def _validate_tiling(tokens: TokenBlocks) -> None:
+    """The queries, and the keys, of every sequence are cut into blocks from the first to the last, without overlap."""
+    for what, role in (("queries", HAS_Q), ("keys", HAS_KV)):
+        blocks = np.flatnonzero(tokens.role & role)
+        blocks = blocks[np.lexsort((tokens.start[blocks], tokens.sequence[blocks]))]
+        sequence, start, stop = tokens.sequence[blocks], tokens.start[blocks], tokens.stop[blocks]
+        first = np.append(True, sequence[1:] != sequence[:-1])[: len(blocks)]
+        expected = np.where(first, 0, np.roll(stop, 1))
+        if not np.array_equal(start, expected):
+            at = int(np.argmax(start != expected))
+            raise ValueError(
+                f"token block {blocks[at]} starts at {start[at]}, but the {what} of sequence {sequence[at]} go on at "
+                f"{expected[at]}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +238,7 @@ def _validate_places(scope: _Scope, slots: Slots, program: Program) -> None:
     """Every slot lies inside the memory that it says it is in."""
     where = f"{scope.where}, slots: offset"
     row = scope.rows[(ROLES[slots.kind] == HAS_KV).astype(np.intp), slots.block]
+    _each(where, slots.offset, (slots.place == Place.LOCAL) | (slots.offset % 4 == 0), "a multiple of 4 bytes")
     at_row = (slots.place != Place.LOCAL) | ((slots.offset == row) & (row >= 0))
     _each(where, slots.offset, at_row, f"of a local slot, the first row of a token block of rank {scope.rank}")
     slot_bytes = scope.sizes_bytes[slots.kind, slots.wire, slots.block]

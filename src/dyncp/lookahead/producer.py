@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import traceback
@@ -13,16 +14,12 @@ from dyncp.lookahead.config import Planning
 from dyncp.lookahead.stores.api import PlanStore
 from dyncp.lookahead.workers import Worker, WorkerError, plan_parts
 
+STOP_TIMEOUT_S = 5.0
 PLAN, FAILURE = b"P", b"E"  # first byte of a stored value: an encoded RankPlan; or a message and lines of details
 
 
 class PlanningError(RuntimeError):
-    """A batch could not be planned; names the iteration, the planner's rank and the cause."""
-
-
-def part_key(run: int, iteration: int, rank: int) -> str:
-    """The key of a rank's part of a plan. `run` counts the loader's passes over its batches."""
-    return f"{run}/{iteration}/{rank}"
+    """A batch could not be planned, or its plan not be fetched; names the iteration, the rank and the cause."""
 
 
 def open_part(value: bytes) -> bytes:
@@ -40,14 +37,23 @@ def open_part(value: bytes) -> bytes:
     return value[1:]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
-    """One pass over the batches: what was handed over, and whether anybody still wants more."""
+    """One pass over the batches: what was handed over, and whether anybody still wants more.
 
-    number: int
+    `prefix` begins its keys: no other pass of any loader on the store has it, and all ranks have the same.
+    """
+
+    prefix: str
+    reached: int = 0  # iterations that training has begun
     handed_over: list[int] = field(default_factory=list)  # iterations
     ended: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while a plan is handed over
+    # Held while a plan is handed over. Reentrant: garbage collection may end a run in the middle of that.
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def key(self, iteration: int, rank: int) -> str:
+        """Of a rank's part of a plan."""
+        return f"{self.prefix}/{iteration}/{rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +80,12 @@ class PlanProducer:
         self.rank = rank
         self.plans_made = 0
         self.planning_s = 0.0
-        self.broken: Exception | None = None  # why this planner cannot reach the store any more
+        self.broken: Exception | None = None  # why this rank cannot reach the store any more
         self._store = store
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._runs: set[Run] = set()  # that have not ended
+        self._stopped = False
+        # Not a Queue: the collector may call `stop` while this very thread is inside one.
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._counting = threading.Lock()
         self._workers = [Worker() for _ in range(workers)]
         # Daemons: a trainer that ends without closing its loader must not hang on a plan nobody wants.
@@ -87,28 +96,47 @@ class PlanProducer:
         for thread in self._threads:
             thread.start()
 
+    def begin(self, prefix: str) -> Run:
+        """Begin a pass over the batches."""
+        run = Run(prefix)
+        self._runs.add(run)
+        return run
+
     def request(self, run: Run, iteration: int, make_batch: Callable[[], Batch]) -> None:
         """Plan a batch in the background. `make_batch` is called on a background thread."""
         self._jobs.put(Job(run, iteration, make_batch))
 
-    def end(self, run: Run, reached: int) -> None:
-        """Drop what is left of a run that is over. Other ranks may still have to fetch plans of iterations below
-        `reached`; nobody will ask for the later ones."""
+    def end(self, run: Run) -> None:
+        """Drop what is left of a run that is over. Other ranks may still have to fetch plans of the iterations that
+        training has begun; nobody will ask for the later ones."""
         with run.lock:
             run.ended = True
-        for iteration in run.handed_over:
-            if iteration >= reached:
+            unused = [iteration for iteration in run.handed_over if iteration >= run.reached]
+            run.handed_over.clear()
+        self._runs.discard(run)
+        if self.broken:
+            return
+        with contextlib.suppress(ConnectionError):  # then nobody finds the plans anyway
+            for iteration in unused:
                 for rank in range(self.planning.cluster.ranks):
-                    self._store.delete(part_key(run.number, iteration, rank))
+                    self._store.delete(run.key(iteration, rank))
 
-    def close(self) -> None:
-        """End the worker processes and the threads."""
+    def stop(self) -> None:
+        """End the worker processes and the threads, without a word to the store."""
+        self._stopped = True
         for _ in self._threads:
             self._jobs.put(None)
         for worker in self._workers:
             worker.close()
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # the collector may run on any
+                thread.join(STOP_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End all runs, the worker processes and the threads."""
+        for run in tuple(self._runs):
+            self.end(run)
+        self.stop()
 
     def _work(self, worker: Worker | None) -> None:
         while (job := self._jobs.get()) is not None:
@@ -131,7 +159,7 @@ class PlanProducer:
                 parts, seconds = worker.call(plan_parts, batch, self.planning)
         except WorkerError as error:
             return self._failure(job, str(error), error.details)
-        except Exception as error:  # noqa: BLE001 of the user's mask function, say: every rank has to know
+        except BaseException as error:  # noqa: BLE001 of the user's mask function, say: every rank has to know
             return self._failure(job, f"{type(error).__name__}: {error}", traceback.format_exc())
         with self._counting:
             self.plans_made += 1
@@ -144,8 +172,8 @@ class PlanProducer:
 
     def _hand_over(self, job: Job, values: list[bytes]) -> None:
         with job.run.lock:
-            if job.run.ended:
+            if job.run.ended or self._stopped:
                 return
             job.run.handed_over.append(job.iteration)
             for rank, value in enumerate(values):
-                self._store.put(part_key(job.run.number, job.iteration, rank), value)
+                self._store.put(job.run.key(job.iteration, rank), value)

@@ -24,7 +24,9 @@ class TokenBudgetSampler:
 
     def __init__(self, lengths: Any, tokens: int, max_length: int, seed: int) -> None:
         lengths = np.asarray(lengths)
-        if lengths.ndim != 1 or not len(lengths) or lengths.dtype.kind not in "iu":
+        if not lengths.size:
+            raise ValueError("the dataset has no samples; a batch needs at least one")
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
             raise ValueError(f"lengths are {lengths.dtype}{list(lengths.shape)}; expected integers, one per sample")
         if lengths.min() < 1:
             index = int(np.argmin(lengths))

@@ -95,7 +95,7 @@ def serve(descriptor: str) -> None:
     while True:
         try:
             request = pipe.recv_bytes()
-        except EOFError:
+        except (EOFError, ConnectionError):  # which of them depends on whether an answer was left unread
             return
         try:
             function, args = pickle.loads(request)  # from the process that started this one
@@ -104,5 +104,5 @@ def serve(descriptor: str) -> None:
             answer = (False, f"{type(error).__name__}: {error}", traceback.format_exc())
         try:
             pipe.send(answer)
-        except BrokenPipeError:
+        except ConnectionError:
             return

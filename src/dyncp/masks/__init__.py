@@ -1,4 +1,10 @@
-"""Constructors of masks: named patterns, masks from what a user has, and masks written as data."""
+"""Constructors of masks: named patterns, masks from what a user has, and masks written as data.
+
+Named patterns: `full`, `causal`, `sliding_window`, `lambda_`, `causal_blockwise`, `shared_question`, `document`,
+`prefix_lm`, `tree`. From what a user has: `from_slices` (rectangles), `from_dense` (a boolean array), `from_mask_mod`
+(a function of query and key). As data: `from_spec` (a dictionary, as in a batch file), `parse_spec` (a text, as on a
+command line), `to_spec` and `to_slices` (the reverse). All make a `dyncp.Mask`; `mask.dense()` writes one out.
+"""
 
 from __future__ import annotations
 

@@ -24,6 +24,11 @@ def from_slices(q_length: int, k_length: int, slices: Sequence[Sequence[Any]]) -
     `inv_causal`, top-left aligned (row i sees the keys from k_start + i); `bi_causal`, both. A row may see nothing.
     Rectangles that do not overlap are kept as they are.
 
+    Args:
+        q_length: queries of the mask, at least 1.
+        k_length: keys of the mask, at least 1; the same number in self-attention.
+        slices: the rectangles, each a list or tuple of four ints, half-open ranges of queries and keys, and a kind.
+
     Raises:
         ValueError: a length below 1, a rectangle that is empty or leaves the mask, or an unknown kind.
     """
@@ -51,7 +56,11 @@ def to_slices(mask: Mask) -> list[list[Any]]:
 
 
 def from_dense(dense: NDArray[np.bool_]) -> Mask:
-    """The mask that is written out as `bool[q_length, k_length]`.
+    """The mask that is written out as an array.
+
+    Args:
+        dense: `bool[q_length, k_length]`, a numpy array or what `numpy.asarray` makes one of (nested lists of bools, a
+            tensor on the CPU); true where the query sees the key.
 
     Raises:
         ValueError: an array of another shape or dtype, or an empty one.
@@ -69,9 +78,11 @@ def from_mask_mod(mask_mod: Callable[[Ints, Ints], Any], q_length: int, k_length
     """The pairs for which a function of query and key index is true, evaluated at every pair, some rows at a time.
 
     Args:
-        mask_mod: gets `q[rows, 1]` and `k[1, k_length]`, int64, and returns bool that broadcasts to `[rows, k_length]`.
-        q_length: queries of the mask.
-        k_length: keys of the mask.
+        mask_mod: `mask_mod(q, k)` gets numpy arrays of indices, `q` int64[rows, 1] and `k` int64[1, k_length], and
+            returns a bool array that broadcasts to `[rows, k_length]`: `lambda q, k: (k <= q) & (q - k < 100)`. Not
+            `and` or `or`, and not the (batch, head, q, k) of FlexAttention.
+        q_length: queries of the mask, at least 1.
+        k_length: keys of the mask, at least 1; the same number in self-attention.
 
     Raises:
         ValueError: a length below 1, or a result of another shape or dtype.

@@ -9,6 +9,7 @@ import numpy as np
 from dyncp.ir.mask import Mask
 from dyncp.masks.arguments import whole_number, whole_numbers
 
+MAX_SLICES = 1 << 22  # about 2 GB while they are built
 Slice = Sequence[int]  # q_start, q_stop, lo, lo_step, hi, hi_step, as in Mask
 
 
@@ -45,6 +46,10 @@ def causal(length: int, k_length: int | None = None) -> Mask:
 def sliding_window(length: int, window: int) -> Mask:
     """Each token sees itself and the `window - 1` before it.
 
+    Args:
+        length: tokens, at least 1.
+        window: tokens that each sees, itself among them, at least 1.
+
     Raises:
         ValueError: a length or a window below 1.
     """
@@ -54,6 +59,11 @@ def sliding_window(length: int, window: int) -> Mask:
 def lambda_(length: int, sink: int, window: int) -> Mask:
     """Each token sees the first `sink` tokens (the attention sink) and a causal sliding window that counts the token
     itself (paper, section 7: sink 64, window 4096).
+
+    Args:
+        length: tokens, at least 1.
+        sink: tokens at the start that all see, at least 0.
+        window: tokens up to and with itself that each sees, at least 1.
 
     Raises:
         ValueError: a length or a window below 1, or a sink below 0.
@@ -68,6 +78,12 @@ def causal_blockwise(length: int, block: int, sink_blocks: int, window_blocks: i
     `window_blocks * block` tokens before it and itself; a token of the last block (the test example) sees everything
     before it (paper, section 7: block 256, one sink block, window of two blocks).
 
+    Args:
+        length: tokens, at least 1.
+        block: tokens of a block, at least 1.
+        sink_blocks: blocks at the start that all see, at least 0.
+        window_blocks: blocks' worth of tokens before its own that each token sees, at least 1.
+
     Raises:
         ValueError: a length, block or window below 1, or sink blocks below 0.
     """
@@ -80,6 +96,10 @@ def causal_blockwise(length: int, block: int, sink_blocks: int, window_blocks: i
 
 def prefix_lm(length: int, prefix: int) -> Mask:
     """Causal, but the first `prefix` tokens all see each other.
+
+    Args:
+        length: tokens, at least 1.
+        prefix: tokens of the prefix, in `[0, length]`.
 
     Raises:
         ValueError: a length below 1, or a prefix outside `[0, length]`.
@@ -124,18 +144,26 @@ def shared_question_split(length: int, fraction: float = 0.2, answers: int = 4) 
     """The question's length and the answers', of a sequence of `length` tokens.
 
     The question is `fraction` of the length, rounded down but at least 1 token. Answers share the rest equally, rounded
-    down, and the last takes what remains; those that would be empty, in a very short sequence, are left out.
+    down, and the last takes what remains; those that would be empty, in a very short sequence, are left out. So
+    `shared_question(*shared_question_split(1000))` is a mask of 1,000 tokens.
+
+    Args:
+        length: tokens, at least 1.
+        fraction: the question's part of them, between 0 and 1.
+        answers: number of answers, at least 1.
 
     Raises:
-        ValueError: a length or number of answers below 1, or a fraction not between 0 and 1.
+        ValueError: a length or number of answers below 1, a fraction not between 0 and 1, or millions of answers.
     """
     length, answers = whole_number("length", length, 1), whole_number("answers", answers, 1)
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
         raise ValueError(f"fraction is {fraction!r}; expected a number between 0 and 1, the question's part")
     question = max(1, int(length * fraction + 1e-9))  # 100 * 0.29 is 28.999..., and means 29
-    each = (length - question) // answers
-    parts = [each] * (answers - 1) + [length - question - each * (answers - 1)]
-    return question, [part for part in parts if part]
+    each, rest = divmod(length - question, answers)
+    if not each:
+        return question, [rest] if rest else []
+    _check_count(answers, "answers")
+    return question, [each] * (answers - 1) + [each + rest]
 
 
 def tree(parents: Sequence[int], lengths: Sequence[int]) -> Mask:
@@ -146,15 +174,17 @@ def tree(parents: Sequence[int], lengths: Sequence[int]) -> Mask:
         lengths: tokens of each node, at least 1; nodes lie one after another in the sequence.
 
     Raises:
-        ValueError: no nodes, lists of different lengths, a parent that is not earlier, or a length below 1.
+        ValueError: no nodes, lists of different lengths, a parent that is not earlier, or a length below 1; or millions
+            of slices, as when many chains of nodes are interleaved.
     """
     parents, lengths = whole_numbers("parents", parents, -1), whole_numbers("lengths", lengths, 1)
     if not lengths:
         raise ValueError("lengths is empty; give at least one")
     if len(parents) != len(lengths):
         raise ValueError(f"{len(parents)} parents but {len(lengths)} lengths; give every node one of each")
+    last_child = {parent: node for node, parent in enumerate(parents)}
     slices: list[list[int]] = []
-    seen: list[list[tuple[int, int]]] = []  # per node, the key ranges of its ancestors and itself
+    seen: dict[int, list[tuple[int, int]]] = {}  # per node with children to come, the key ranges of it and its ancestors
     shared: dict[tuple[int, int], list[int]] = {}  # ranges the node before sees in full, and their slices
     own = [0, 0, -1, 0, 0, 1]  # the slice that the node before is in with its own tokens
     start = 0
@@ -163,9 +193,12 @@ def tree(parents: Sequence[int], lengths: Sequence[int]) -> Mask:
             raise ValueError(f"node {node} has parent {parent}; a parent comes before its children (-1: a root)")
         stop = start + length
         ancestors = list(seen[parent]) if parent >= 0 else []
+        if last_child[parent] == node:
+            seen.pop(parent, None)
         # An ancestor right before the node is one range with it.
         lo = ancestors.pop()[0] if ancestors and ancestors[-1][1] == start else start
-        seen.append([*ancestors, (lo, stop)])
+        if node in last_child:
+            seen[node] = [*ancestors, (lo, stop)]
         # What the node before sees too goes on in the slices begun there.
         if own[2] == lo:
             own[1] = stop
@@ -177,8 +210,17 @@ def tree(parents: Sequence[int], lengths: Sequence[int]) -> Mask:
             piece[1] = stop
             if piece[0] == start:
                 slices.append(piece)
+        _check_count(len(slices), "slices")
         start = stop
     return _mask(start, slices)
+
+
+def _check_count(count: int, what: str) -> None:
+    if count > MAX_SLICES:
+        raise ValueError(
+            f"the mask has {count} {what} or more, and at most {MAX_SLICES} fit into memory; give it fewer and longer "
+            "parts, and in a tree put each node next to its parent, so that both are one range of keys"
+        )
 
 
 def _lengths(length: int, k_length: int | None) -> tuple[int, int]:

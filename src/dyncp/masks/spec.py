@@ -92,7 +92,8 @@ def from_spec(spec: Mapping[str, Any], length: int, kv_length: int | None = None
 
 
 def to_spec(mask: Mask) -> dict[str, Any]:
-    """A spec that `from_spec` makes the same mask of: `{"kind": "slices", "slices": [...]}`."""
+    """A spec that `from_spec` makes the same mask of, whatever the mask was made by: `{"kind": "slices", "slices":
+    [...]}`."""
     return {"kind": "slices", "slices": to_slices(mask)}
 
 

@@ -12,7 +12,7 @@ from dyncp.ir.arrays import Ints, ragged_ranges
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import HAS_KV, HAS_Q
 from dyncp.ir.plan import CommLaunch
-from dyncp.report.summary import computed_pairs, launch_bytes, summarize
+from dyncp.report.summary import computed_pairs, launch_bytes, plan_figures
 from dyncp.report.table import format_bytes
 from dyncp.strategies import Planned
 
@@ -31,7 +31,7 @@ def plan_picture(planned: Planned, path: str | Path, mask: str | None = None) ->
 
     On the left the batch's (query, key) matrix in the colours of the ranks that compute it, with the owners of the
     tokens along the edges; on the right ranks by steps, shaded by the pairs computed in a step, with the bytes that
-    arrive for it.
+    arrive for it, and each rank's share of the work and of the tokens. All of it is of one mask.
 
     Args:
         planned: the plan and what it was made from.
@@ -46,7 +46,7 @@ def plan_picture(planned: Planned, path: str | Path, mask: str | None = None) ->
     except ImportError:
         raise ValueError("no matplotlib, which draws pictures; install it with: pip install 'dyncp[viz]'") from None
     header = planned.plan.header
-    name = mask or header.mask_names[0]
+    name = header.mask_names[0] if mask is None else mask
     if name not in header.mask_names:
         raise ValueError(f"no mask {name!r} in this plan; it has {', '.join(header.mask_names)}")
     index = header.mask_names.index(name)
@@ -58,6 +58,7 @@ def plan_picture(planned: Planned, path: str | Path, mask: str | None = None) ->
     left, right = figure.subplots(1, 2, width_ratios=[matrix_in, steps_in])
     _draw_matrix(left, planned, index, colours)
     _draw_steps(right, planned, (pairs, arrived), colours)
+    _draw_shares(right, planned, index, pairs.shape[1])
     figure.suptitle(_title(planned, name), fontsize=11, color=INK)
     figure.savefig(path, format="png")
 
@@ -159,7 +160,6 @@ def _draw_steps(axes: Axes, planned: Planned, grids: tuple[Ints, Ints], colours:
         colour = INK if bright > 0.55 else "white"
         text = format_bytes(arrived[rank, step])
         axes.text(step, rank, text, ha="center", va="center", fontsize=8, color=colour)
-    _draw_shares(axes, planned, steps)
     axes.set_xticks(np.arange(-0.5, steps), minor=True)
     axes.set_yticks(np.arange(-0.5, ranks), minor=True)
     axes.grid(which="minor", color="white", linewidth=1.5)
@@ -173,10 +173,10 @@ def _draw_steps(axes: Axes, planned: Planned, grids: tuple[Ints, Ints], colours:
     axes.spines[:].set_visible(False)
 
 
-def _draw_shares(axes: Axes, planned: Planned, steps: int) -> None:
-    """Two columns beside the steps: each rank's work and tokens over the mean."""
+def _draw_shares(axes: Axes, planned: Planned, mask: int, steps: int) -> None:
+    """Two columns beside the steps: each rank's work under the mask and its tokens, over the mean."""
     header = planned.plan.header
-    work = np.array(header.mask_weights) @ computed_pairs(planned)
+    work = computed_pairs(planned.plan, planned.layout.blocks)[mask]
     tokens = np.bincount(header.owner, header.tokens.tokens, minlength=header.ranks)
     for column, (name, share) in enumerate((("work", work), ("tokens", tokens))):
         x = steps - 0.05 + 0.62 * column
@@ -187,13 +187,14 @@ def _draw_shares(axes: Axes, planned: Planned, steps: int) -> None:
 
 
 def _title(planned: Planned, mask: str) -> str:
-    figures = summarize(planned)
-    count = figures["sequences"]
-    masks = f", mask {mask}" if len(planned.plan.header.mask_names) > 1 else ""
+    figures = plan_figures(planned.plan, planned.layout.blocks)
+    count, names = figures["sequences"], planned.plan.header.mask_names
+    drawn = figures["masks"][mask] if len(names) > 1 else figures
+    under = f" under mask {mask!r} (one of {len(names)})" if len(names) > 1 else ""
     return (
-        f"{figures['strategy']}: {count} sequence{'s' * (count > 1)}, {figures['tokens']:,} tokens{masks}, "
+        f"{figures['strategy']}: {count} sequence{'s' * (count > 1)}, {figures['tokens']:,} tokens, "
         f"{figures['ranks']} ranks on {figures['nodes']} node{'s' * (figures['nodes'] > 1)}; "
-        f"{format_bytes(figures['total_bytes'])} move forward"
+        f"{format_bytes(drawn['total_bytes'])} move forward{under}"
     )
 
 

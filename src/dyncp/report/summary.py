@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from dyncp.ir.arrays import Ints
+from dyncp.ir.blocks import HAS_Q, Blocks
 from dyncp.ir.plan import PASSES, Attention, CommLaunch, Kind, Pass, Plan, PlanHeader, Program
 from dyncp.report.table import columns, format_bytes, format_seconds
 from dyncp.strategies import Planned
@@ -37,41 +38,55 @@ class Traffic:
 
 
 def summarize(planned: Planned) -> dict[str, Any]:
-    """A plan's figures, as one JSON-able dictionary.
+    """The figures of a plan that was just made: those of `plan_figures`, how long planning took (`planning_s`, in total
+    and by stage), and `notes`, which say what limits on balance could not be met."""
+    return {
+        **plan_figures(planned.plan, planned.layout.blocks),
+        "planning_s": {"total": sum(planned.seconds.values()), **planned.seconds},
+        "notes": list(planned.layout.notes),
+    }
+
+
+def plan_figures(plan: Plan, blocks: Blocks | None = None) -> dict[str, Any]:
+    """What a plan itself says of its cost, as one JSON-able dictionary.
 
     The figures of the forward pass stand at the top, those of the backward pass under `backward`. Bytes are the payload
-    of all messages between ranks, counted from the plan's own `CommLaunch` instructions. `pairs`, bytes and messages
-    are sums over the batch's masks, each taken as often as its weight says; each mask's own figures stand under `masks`
-    where there are several. `compute_imbalance` and `token_imbalance` are the largest rank's share over the mean.
-    `peak_buffer_bytes` is the scratch and kept memory of the rank that needs most, under the mask that needs most.
-    `notes` says which constraints were not met.
+    of all messages between ranks, counted from the plan's own `CommLaunch` instructions. Of several masks, `pairs`,
+    bytes and messages are sums in which each mask counts as often as its weight says; each mask's own figures stand
+    under `masks`. `pairs` counts (query, key) pairs of one head. `block_tokens` is the size of the largest token block,
+    whatever was asked for, and `token_blocks` their number. `compute_imbalance` and `token_imbalance` are the largest
+    rank's share over the mean. `peak_buffer_bytes` is the scratch and kept memory of the rank that needs most, under
+    the mask that needs most.
+
+    Args:
+        plan: the plan.
+        blocks: what it was made from, where that is at hand: pairs need not be counted again then.
     """
-    plan, blocks = planned.plan, planned.layout.blocks
     header = plan.header
+    sizes, queries = header.tokens.tokens, (header.tokens.role & HAS_Q) > 0
     weights = np.array(header.mask_weights)
     traffic = {pass_.name: [_mask_traffic(plan, mask, pass_) for mask in range(len(weights))] for pass_ in PASSES}
     forward, backward = (_weighted(traffic[pass_.name], weights) for pass_ in PASSES)
-    work = computed_pairs(planned)
-    tokens = np.bincount(header.owner, header.tokens.tokens, minlength=header.ranks)
-    pairs = np.bincount(blocks.mask, blocks.pairs, minlength=len(weights))
-    summary = {
+    work = computed_pairs(plan, blocks)
+    pairs = work.sum(axis=1) / header.shape.groups
+    figures = {
         "strategy": header.strategy,
         "ranks": header.ranks,
         "nodes": header.nodes,
-        "sequences": len(planned.batch.sequences),
-        "tokens": planned.batch.tokens,
+        "shape": asdict(header.shape),
+        "sequences": int(header.tokens.sequence.max()) + 1,
+        "tokens": int(sizes[queries].sum()),
         "pairs": _number(pairs @ weights),
-        "block_tokens": planned.options.block_tokens,
+        "block_tokens": int(sizes.max()),
+        "token_blocks": len(header.tokens),
         **forward.figures(header),
         "compute_imbalance": _imbalance(weights @ work),
-        "token_imbalance": _imbalance(tokens),
+        "token_imbalance": _imbalance(np.bincount(header.owner, sizes, minlength=header.ranks)),
         "idle_ranks": np.flatnonzero(work.sum(axis=0) == 0).tolist(),
-        "planning_s": {"total": sum(planned.seconds.values()), **planned.seconds},
-        "notes": list(planned.layout.notes),
         "backward": {**backward.figures(header), "compute_imbalance": _imbalance(weights @ work)},
     }
     if len(weights) > 1:
-        summary["masks"] = {
+        figures["masks"] = {
             name: {
                 "weight": header.mask_weights[mask],
                 "pairs": _number(pairs[mask]),
@@ -81,18 +96,23 @@ def summarize(planned: Planned) -> dict[str, Any]:
             }
             for mask, name in enumerate(header.mask_names)
         }
-    return summary
+    return figures
 
 
-def computed_pairs(planned: Planned) -> Ints:
+def computed_pairs(plan: Plan, blocks: Blocks | None = None) -> Ints:
     """float64[masks, R]: unmasked pairs that each rank computes under each mask, counted once per head group."""
-    header, pairs = planned.plan.header, planned.layout.blocks.pairs
+    header = plan.header
     work = np.zeros((len(header.mask_names), header.ranks))
-    for rank, programs in enumerate(planned.plan.programs):
+    for rank, programs in enumerate(plan.programs):
         for mask, program in enumerate(programs):
+            comps = program.comps
+            if blocks is not None:
+                pairs = blocks.pairs[comps.index]
+            else:
+                pairs = np.array([comps.mask(comp, header.tokens).pairs() for comp in range(len(comps))], "int64")
             for instruction in program.forward.instructions:
                 if isinstance(instruction, Attention):
-                    work[mask, rank] += pairs[program.comps.index[instruction.comp]].sum()
+                    work[mask, rank] += pairs[instruction.comp].sum()
     return work
 
 
@@ -144,25 +164,51 @@ def _number(value: float) -> int | float:
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    """A summary as a table for people."""
-    idle, planning = summary["idle_ranks"], summary["planning_s"]
-    parts = ", ".join(f"{name} {format_seconds(time_s)}" for name, time_s in planning.items() if name != "total")
-    count = summary["sequences"]
-    nodes, per_node = summary["nodes"], summary["ranks"] // summary["nodes"]
-    head = [
-        ("strategy", summary["strategy"]),
-        ("batch", f"{count:,} sequence{'s' * (count > 1)}, {summary['tokens']:,} tokens, {summary['pairs']:,} pairs"),
-        ("ranks", f"{summary['ranks']} ({nodes} node{'s' * (nodes > 1)} x {per_node})"),
-        ("block", f"{summary['block_tokens']:,} tokens"),
-        ("planning", f"{format_seconds(planning['total'])} ({parts})"),
-        ("compute", f"{summary['compute_imbalance']:.3f} max/mean over ranks"),
-        ("tokens", f"{summary['token_imbalance']:.3f} max/mean over ranks"),
-    ]
-    if idle:
-        head.append(("idle ranks", ", ".join(map(str, idle))))
-    lines = [f"{name:<12}{value}" for name, value in head]
-    lines += ["", columns(_pass_rows(summary)), *(f"note: {note}" for note in summary["notes"])]
+    """A summary as a table for people, with or without what only `summarize` adds to `plan_figures`."""
+    rows = []
+    if "planning_s" in summary:
+        planning = summary["planning_s"]
+        parts = ", ".join(f"{name} {format_seconds(time_s)}" for name, time_s in planning.items() if name != "total")
+        rows.append(("planning", f"{format_seconds(planning['total'])} ({parts})"))
+    rows.append(("compute", f"{summary['compute_imbalance']:.3f} max/mean over ranks"))
+    rows.append(("tokens", f"{summary['token_imbalance']:.3f} max/mean over ranks"))
+    if summary["idle_ranks"]:
+        rows.append(("idle ranks", ", ".join(map(str, summary["idle_ranks"]))))
+    lines = [head_text(summary), *map(_head_line, rows)]
+    lines += ["", columns(_pass_rows(summary)), *(f"note: {note}" for note in summary.get("notes", ()))]
     return "\n".join(lines)
+
+
+def head_text(summary: dict[str, Any]) -> str:
+    """What was planned, in five lines: strategy, batch, ranks, blocks and attention layer."""
+    count, blocks, shape = summary["sequences"], summary["token_blocks"], summary["shape"]
+    nodes, per_node = summary["nodes"], summary["ranks"] // summary["nodes"]
+    masks = " + ".join(f"{part['weight']:g} x {name}" for name, part in summary.get("masks", {}).items())
+    values = f" (values of {shape['v_head_dim']})" if shape["v_head_dim"] != shape["head_dim"] else ""
+    rows = [
+        ("strategy", summary["strategy"]),
+        (
+            "batch",
+            f"{_count(count, 'sequence')}, {_count(summary['tokens'], 'token')}, {_count(summary['pairs'], 'pair')}"
+            f"{masks and f' ({masks})'}",
+        ),
+        ("ranks", f"{summary['ranks']} ({_count(nodes, 'node')} x {per_node})"),
+        ("block", f"up to {_count(summary['block_tokens'], 'token')} ({_count(blocks, 'block')})"),
+        (
+            "shape",
+            f"{_count(shape['q_heads'], 'query head')} and {_count(shape['kv_heads'], 'KV head')} of "
+            f"{shape['head_dim']}{values}, {shape['dtype']}",
+        ),
+    ]
+    return "\n".join(map(_head_line, rows))
+
+
+def _head_line(row: tuple[str, str]) -> str:
+    return f"{row[0]:<12}{row[1]}"
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _pass_rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from dyncp.ir.blocks import HAS_KV, HAS_Q
 from dyncp.ir.plan import BACKWARD, FORWARD, Plan, PlanHeader, RankPlan
 from dyncp.runtime.buffers import DTYPES, Buffers, allocate
-from dyncp.runtime.executor import Executor, compare_plans
+from dyncp.runtime.executor import Executor
 from dyncp.runtime.kernels.api import Score, prepared_kernels
 from dyncp.runtime.kernels.reference import finite
 from dyncp.runtime.transports.api import Transport
@@ -22,6 +23,8 @@ from dyncp.runtime.transports.local import LocalWorld
 from dyncp.runtime.transports.torch_dist import TorchDistTransport
 
 TIMEOUT_S = 300.0
+LONGEST_TIMEOUT_S = 1e9
+FP32 = torch.finfo(torch.float32)
 
 
 def attention(
@@ -37,48 +40,65 @@ def attention(
     sinks: Tensor | None = None,
     kernels: str = "auto",
     timeout_s: float = TIMEOUT_S,
-    compare_digests: bool = False,
+    compare_digests: bool | None = None,
 ) -> Tensor:
     """Attention of this rank's queries to all keys that their masks show, wherever these are.
 
     All ranks of the plan must call this, and the backward of its result, the same number of times in the same order;
-    also ranks without tokens.
+    also ranks without tokens. mask, scale, softcap, whether there are sinks, and compare_digests must agree.
+
+    Scores and their log-sum-exps are rounded to fp32, so expect relative errors of about 1e-7 times the largest score:
+    results are within 1e-5 of exact ones up to scores of about 100. The gradient of q does worse where the keys of a
+    row have a large part in common, which cancels there: within 1e-5 up to scores of about 30.
 
     Args:
         q: `[T_local, q_heads, head_dim]`, the queries of this rank's tokens, in the order of
-            `plan.header.local_tokens(rank)`.
+            `plan.header.local_tokens(rank)`. q, k and v are in the dtype of the plan's `AttentionShape`; nothing is
+            cast, not under autocast either.
         k: `[Tk_local, kv_heads, head_dim]`; the same tokens, except in cross-attention.
         v: `[Tk_local, kv_heads, v_head_dim]`.
-        plan: this rank's part of a plan, or the whole plan.
+        plan: this rank's part of a plan, as `plan.rank(rank)` and the loader give it, or the whole plan, of which this
+            rank's part is taken.
         group: the ranks of the plan: a process group (the default group when left out) or a transport.
-        mask: name of the mask; may be left out when the plan has one.
-        scale: what `q.k` is multiplied by; `1 / sqrt(head_dim)` when left out.
-        softcap: scores become `softcap * tanh(score / softcap)`.
+        mask: name of the mask that this layer has; may be left out when the plan has only one.
+        scale: what `q.k` is multiplied by, a number and no tensor; `1 / sqrt(head_dim)` when left out.
+        softcap: scores become `softcap * tanh(score / softcap)`; a positive number.
         sinks: `[q_heads]`, a learned logit per head that takes part in every row's softmax and has no value. Its
             gradient is the part of this rank's tokens: sum it over the ranks like that of any replicated parameter.
         kernels: `auto`, `torch_cpu` or `reference`.
         timeout_s: the longest to wait for the messages of one step; with NCCL the time-out of the process group holds
             instead.
-        compare_digests: compare the plan with the other ranks' first, for debugging; costs a message to every rank.
+        compare_digests: make sure before each pass that all ranks run the same one, of the same plan, with the same
+            mask and settings; costs a message of 256 bytes to every rank. When left out, that is done with CPU tensors,
+            and not on a GPU, where the host would have to wait; there, ranks that have come apart give wrong numbers
+            or hang, so turn it on to debug.
 
     Returns:
         `[T_local, q_heads, v_head_dim]` in the dtype of q. A query that sees nothing gets output 0 and gradient 0.
 
     Raises:
-        ValueError: tensors that do not fit the plan, a plan for other ranks, an unknown mask or kernels.
+        ValueError: tensors that do not fit the plan, a plan for other ranks, an unknown mask or kernels, a setting out
+            of range; with compare_digests also, here and in the backward, another rank that runs something else.
         TransportError: a rank was lost or too slow; names rank, pass, instruction and peers.
     """
+    if not isinstance(plan, Plan | RankPlan):
+        raise ValueError(
+            f"plan is of type {type(plan).__name__}; expected a Plan or a RankPlan: decode bytes with "
+            "dyncp.ir.codec.decode_plan or decode_rank"
+        )
     transport = _transport(group, plan.header)
     part = _rank_plan(plan, transport)
     mask = _mask_name(mask, part.header)
     _check_tensors(part, q, k, v, sinks)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap is {softcap}; it must be positive, or None for no cap")
-    if compare_digests:
-        compare_plans(part, transport, q.device, timeout_s)
+    score = _score(scale, softcap, part.header)
+    timeout_s = _number(
+        "timeout_s", timeout_s, FP32.tiny, LONGEST_TIMEOUT_S, f"seconds, above 0 and at most {LONGEST_TIMEOUT_S:g}"
+    )
     made = prepared_kernels(part, mask, kernels, q.device)
-    score = Score(1 / math.sqrt(part.header.shape.head_dim) if scale is None else scale, softcap)
-    executor = Executor(part, mask, made, transport, score, timeout_s)
+    compared = None
+    if q.device.type == "cpu" if compare_digests is None else compare_digests:
+        compared = f"scale {score.scale:.6g}, softcap {score.softcap}, {'no ' * (sinks is None)}sinks"
+    executor = Executor(part, mask, made, transport, score, timeout_s, compared)
     out: Tensor = PlannedAttention.apply(q, k, v, sinks, executor)  # type: ignore[no-untyped-call]
     return out
 
@@ -154,7 +174,7 @@ def _last_dim_contiguous(tensor: Tensor) -> Tensor:
 
 
 def _transport(group: dist.ProcessGroup | Transport | None, header: PlanHeader) -> Transport:
-    if group is not None and not isinstance(group, dist.ProcessGroup):
+    if isinstance(group, Transport):
         return group
     if group is None and not (dist.is_available() and dist.is_initialized()):
         if header.ranks == 1:
@@ -189,6 +209,23 @@ def _mask_name(name: str | None, header: PlanHeader) -> str:
     return header.mask_names[0] if name is None else name
 
 
+def _score(scale: float | None, softcap: float | None, header: PlanHeader) -> Score:
+    if scale is None:
+        scale = 1 / math.sqrt(header.shape.head_dim)
+    wanted = "a finite number, or None for 1 / sqrt(head_dim); to learn a scale, multiply q by it"
+    scale = _number("scale", scale, -FP32.max, FP32.max, wanted)
+    if softcap is not None:
+        softcap = _number("softcap", softcap, FP32.tiny, FP32.max, "a positive finite number, or None for no cap")
+    return Score(scale, softcap)
+
+
+def _number(name: str, value: Any, least: float, most: float, wanted: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
+        got = repr(value) if isinstance(value, Real | str | None) else f"of type {type(value).__name__}"
+        raise ValueError(f"{name} is {got}; expected {wanted}")
+    return float(value)
+
+
 def _check_tensors(plan: RankPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> None:
     header, shape = plan.header, plan.header.shape
     queries, keys = (int(header.tokens.tokens[header.owned(plan.rank, role)].sum()) for role in (HAS_Q, HAS_KV))
@@ -198,6 +235,8 @@ def _check_tensors(plan: RankPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tenso
         "v": (v, (keys, shape.kv_heads, shape.value_dim)),
     }
     for name, (tensor, wanted) in expected.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is of type {type(tensor).__name__}; expected a torch.Tensor")
         if tuple(tensor.shape) != wanted:
             raise ValueError(
                 f"{name} is {list(tensor.shape)}, but the plan wants [tokens, heads, dim] = {list(wanted)} on rank "
@@ -210,8 +249,9 @@ def _check_tensors(plan: RankPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tenso
             )
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}: move them to one device")
-    if sinks is not None and (tuple(sinks.shape) != (shape.q_heads,) or sinks.device != q.device):
-        raise ValueError(
-            f"sinks is {list(sinks.shape)} on {sinks.device}; expected one logit per query head, [{shape.q_heads}], on "
-            f"{q.device}"
-        )
+    if sinks is not None:
+        wanted_sinks = f"expected one logit per query head, a floating-point tensor [{shape.q_heads}] on {q.device}"
+        if not isinstance(sinks, Tensor):
+            raise ValueError(f"sinks is of type {type(sinks).__name__}; {wanted_sinks}")
+        if tuple(sinks.shape) != (shape.q_heads,) or sinks.device != q.device or not sinks.is_floating_point():
+            raise ValueError(f"sinks is {sinks.dtype} {list(sinks.shape)} on {sinks.device}; {wanted_sinks}")

@@ -31,6 +31,7 @@ class Buffers:
     def __init__(self, header: PlanHeader, program: Program, local: Mapping[str, Tensor], kept: Tensor) -> None:
         slots = program.slots
         memory = {Place.ARENA: allocate(program.arena_bytes, kept.device), Place.KEPT: kept}
+        self.device = kept.device
         self._memory = {int(place): tensor for place, tensor in memory.items()}
         self._local = local
         self._fields: list[tuple[Tensor, ...] | None] = [None] * len(slots)

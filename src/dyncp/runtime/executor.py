@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import NoReturn, assert_never
 
@@ -23,6 +24,8 @@ from dyncp.runtime.buffers import Buffers
 from dyncp.runtime.kernels.api import Kernels, Score
 from dyncp.runtime.transports.api import Handle, Message, Transport, TransportError
 
+COMPARED_BYTES = 256  # of a message of `compare_ranks`, whatever the plan
+
 
 @dataclass(frozen=True, slots=True)
 class Executor:
@@ -33,6 +36,8 @@ class Executor:
         kernels, transport: with what.
         score: how scores are made.
         timeout_s: the longest that one step's messages may take.
+        compared: before each pass, make sure that all ranks run the same: this plan, pass and mask, and what these
+            words say. None: rely on it.
     """
 
     plan: RankPlan
@@ -41,6 +46,7 @@ class Executor:
     transport: Transport
     score: Score
     timeout_s: float
+    compared: str | None = None
 
     def program(self, pass_: Pass) -> Program:
         """The program of a pass."""
@@ -51,8 +57,11 @@ class Executor:
         """Run a pass on buffers made for its program.
 
         Raises:
+            ValueError: another rank runs something else; nothing was sent then.
             TransportError: a peer was lost or too slow; names rank, pass, instruction and peers.
         """
+        if self.compared is not None:
+            self._compare(pass_, buffers.device, self.compared)
         instructions = self.program(pass_).instructions
         in_flight: dict[int, tuple[Handle, CommLaunch]] = {}
         for number, instruction in enumerate(instructions):
@@ -80,6 +89,17 @@ class Executor:
                     assert_never(instruction)
         assert not in_flight, "a program waits for all that it launches"
 
+    def _compare(self, pass_: Pass, device: torch.device, settings: str) -> None:
+        plan = self.plan
+        words = f"the {pass_.name} pass of plan {plan.digest[:12]}, mask {self.mask!r}, {settings}"
+        try:
+            compare_ranks(words, plan.digest, self.transport, device, self.timeout_s)
+        except TransportError as error:
+            raise TransportError(
+                f"rank {plan.rank}, {pass_.name} pass, mask {self.mask!r}, before instruction 0 of "
+                f"{len(self.program(pass_).instructions)} (comparing plans with all ranks): {error}"
+            ) from error
+
     def _fail(self, error: TransportError, pass_: Pass, number: int, launch: CommLaunch) -> NoReturn:
         instructions = self.program(pass_).instructions
         peers = ", ".join(str(peer) for peer in sorted(set(launch.peer.tolist())))
@@ -99,21 +119,33 @@ def _messages(buffers: Buffers, launch: CommLaunch) -> tuple[list[Message], list
     return sends, receives
 
 
-def compare_plans(plan: RankPlan, transport: Transport, device: torch.device, timeout_s: float) -> None:
-    """Make sure that all ranks hold parts of the same plan; all of them must call this.
+def compare_ranks(words: str, digest: str, transport: Transport, device: torch.device, timeout_s: float) -> None:
+    """Make sure that all ranks are about to run the same; all of them must call this at the same point.
+
+    Every rank sends a message of `COMPARED_BYTES` to every other one. The size is the same whatever they run, so ranks
+    that have come apart find out here, and not by messages of other sizes than they expect.
+
+    Args:
+        words: what is to be run, in words for the error message.
+        digest: of the plan.
+        transport: to the ranks.
+        device: where messages are made: a GPU for NCCL.
+        timeout_s: the longest that the messages may take.
 
     Raises:
-        ValueError: another rank holds another plan.
+        ValueError: another rank runs something else.
         TransportError: a peer was lost or too slow.
     """
-    own = torch.frombuffer(bytearray(plan.digest.encode()), dtype=torch.uint8).to(device)
+    whole = hashlib.sha256(f"{digest} {words}".encode()).digest()
+    data = (whole + words.encode()).ljust(COMPARED_BYTES, b"\0")[:COMPARED_BYTES]  # long words: the hash has it all
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     theirs = {peer: torch.empty_like(own) for peer in range(transport.world_size) if peer != transport.rank}
     handle = transport.start([(peer, own) for peer in theirs], list(theirs.items()))
     transport.wait(handle, timeout_s)
-    for peer, digest in theirs.items():
-        if not torch.equal(own, digest):
-            other = bytes(digest.tolist()).decode(errors="replace")
+    for peer, other in theirs.items():
+        if not torch.equal(own, other):
+            their_words = bytes(other.tolist())[len(whole) :].rstrip(b"\0").decode(errors="replace")
             raise ValueError(
-                f"rank {transport.rank} holds plan {plan.digest[:12]} but rank {peer} holds {other[:12]}: "
-                "give every rank its part of one plan, in the same order of calls"
+                f"rank {transport.rank} runs {words}; but rank {peer} runs {their_words}: make the same calls in the "
+                "same order on all ranks, each with its part of one plan"
             )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dyncp.ir.arguments import positive_number, whole_number
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
@@ -20,13 +21,17 @@ class Options:
     """How to plan.
 
     Args:
-        block_tokens: tokens of a block; the last one of a sequence may be shorter.
-        divisions: parts that each rank's computation is split into, to overlap with transfers (paper, 4.3).
-        epsilon_nodes, epsilon_ranks: how far above the mean the computation of a node, and of a rank within its node,
-            may lie (paper, 4.2).
-        keep: what remote data the forward keeps for the backward: `none`, `kv` or `all`.
-        wire: dtype of partial results in transfers: `model` or `float32`.
-        seed: of everything random.
+        block_tokens: Tokens of a block; the last one of a sequence may be shorter. Read by the strategies `dynamic` and
+            `data_parallel`; the rings cut each sequence into as many blocks as they need.
+        divisions: Parts that each rank's computation is split into, to overlap with transfers (paper, 4.3). Read by
+            `dynamic`.
+        epsilon_nodes: How far above the mean the computation of a node may lie, as a fraction (paper, 4.2). Read by
+            `dynamic`.
+        epsilon_ranks: How far above the mean of its node the computation of a rank may lie, as a fraction (paper, 4.2).
+            Read by `dynamic`.
+        keep: What remote data the forward keeps for the backward: `none`, `kv` or `all`.
+        wire: Dtype of partial results in transfers: `model` or `float32`.
+        seed: Of everything random.
 
     Raises:
         ValueError: a number out of range or an unknown word.
@@ -42,11 +47,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("block_tokens", 1), ("divisions", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         for name in ("epsilon_nodes", "epsilon_ranks"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+            positive_number(name, getattr(self, name))
         for name, words in (("keep", KEEP), ("wire", WIRE)):
             if getattr(self, name) not in words:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; choose one of {', '.join(words)}")
@@ -56,7 +59,8 @@ class Options:
 class Layout:
     """What a strategy returns.
 
-    `notes` says in words which of the constraints it could not meet, and why; `seconds` how long its stages took, where
+    `notes` says in words which of the constraints it could not meet, and why: each limit is a multiple of the mean, for
+    computation 1 + the options' epsilon and for tokens the strategy's own. `seconds` is how long its stages took, where
     it has more than one.
     """
 

@@ -1,3 +1,7 @@
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -51,6 +55,46 @@ def test_get_waits_for_a_put_of_another_thread(store):
     assert got == [b"y"]
 
 
+def test_ctrl_c_ends_a_wait(store):
+    started = time.monotonic()
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.get("never", 30)
+    assert time.monotonic() - started < 30
+    timer.join()
+
+
+def test_a_wait_is_silent(capfd):
+    """torch's own wait prints a warning when its time is over, and a loader asks twice a second."""
+    store = TcpStore(dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False))
+    with pytest.raises(TimeoutError):
+        store.get("never", 0.05)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_lost_server_is_a_connection_error():
+    code = (
+        "import time; import torch.distributed as dist; "
+        "server = dist.TCPStore('127.0.0.1', 0, 1, True, wait_for_workers=False); "
+        "print(server.port, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as host:
+        store = TcpStore(dist.TCPStore("127.0.0.1", int(host.stdout.readline()), 1, False))
+        store.put("a", b"1")
+        assert store.get("a", 20) == b"1"
+        killer = threading.Timer(0.2, host.kill)
+        killer.start()
+        with pytest.raises(ConnectionError, match="torch's store cannot be reached: DistNetworkError: "):
+            store.get("never", 30)
+        for call in (lambda: store.get("a", 1), lambda: store.delete("a")):
+            with pytest.raises(ConnectionError):
+                call()
+        with pytest.raises(ConnectionError):
+            for _ in range(100):  # a put returns before the server has seen it
+                store.put("b", b"2")
+
+
 def test_tcp_stores_of_different_jobs_do_not_meet():
     server = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     one, two = TcpStore(server, "one"), TcpStore(server, "two")
@@ -78,5 +122,9 @@ def test_the_process_groups_own_store_serves(tmp_path):
         store = TcpStore.of_default_group("plans")
         store.put("key", b"1")
         assert store.get("key", 5) == b"1"
+        one, two = TcpStore.of_default_group(), TcpStore.of_default_group()  # as a training and an evaluation loader
+        one.put("key", b"of one")
+        two.put("key", b"of two")
+        assert one.get("key", 5) == b"of one"
     finally:
         dist.destroy_process_group()

@@ -3,7 +3,8 @@
 Letters in names: H query heads of a head group, Q rows, K keys, D head dim (the wider of key and value heads).
 
 What the operator wants (torch 2.13): no empty inputs, since zero keys end the process; value heads as wide as key
-heads; masks as additive floats. A row that is masked everywhere gets a log-sum-exp of 0.
+heads; masks as additive floats. A row that is masked everywhere gets a log-sum-exp of 0. Its own causal mask is minus
+infinity before the scale is applied, so it takes a positive scale.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ STRIP_ROWS = 512  # rows that share a range of keys; the operator itself works t
 CACHED_MASK_BYTES = 64 << 20  # for all patterns of a plan together; masks beyond are made anew at every use
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+TINY = torch.finfo(torch.float32).tiny
+
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
@@ -40,6 +43,13 @@ class Strip:
     intervals: Tensor | None = None  # int32[rows, R, 2], where neither all keys nor `causal` says it
     blind: Tensor | None = None  # bool[rows, 1, 1]: rows that see nothing, where there are any
     mask: Tensor | None = None  # `additive_mask`, where it is kept
+
+    def masking(self, scale: float) -> tuple[bool, Tensor | None]:
+        """What the operator is told: whether the strip is causal, and what to add to the scores."""
+        if self.causal and scale < TINY:  # minus infinity times such a scale is NaN, or the wrong infinity
+            rows, keys = (part.stop - part.start for part in (self.rows, self.keys))
+            return False, torch.full((rows, keys), float("-inf")).triu_(1)
+        return self.causal, self.additive_mask()
 
     def additive_mask(self) -> Tensor | None:
         """fp32[rows, keys]: 0 where a row sees a key, minus infinity elsewhere; None where there is nothing to add."""
@@ -85,13 +95,14 @@ class TorchCpu:
             q_1HQD, k_11KD, v_11KD = _widened(q, k, v)
             for strip in self._strips[self._pattern[comp]]:
                 rows, keys = strip.rows, strip.keys
+                causal, mask = strip.masking(score.scale)
                 o_1HQD, lse_1HQ = _flash(
                     q_1HQD[:, :, rows],
                     k_11KD[:, :, keys],
                     v_11KD[:, :, keys],
                     0.0,
-                    strip.causal,
-                    attn_mask=strip.additive_mask(),
+                    causal,
+                    attn_mask=mask,
                     scale=score.scale,
                 )
                 lse_part = lse_1HQ[0].t().unsqueeze(2)
@@ -117,6 +128,7 @@ class TorchCpu:
             (dq,), (dk, dv) = buffers.fields(dq_slot), buffers.fields(dkv_slot)
             for strip in self._strips[self._pattern[comp]]:
                 rows, keys = strip.rows, strip.keys
+                causal, mask = strip.masking(score.scale)
                 dq_1HQD, dk_11KD, dv_11KD = _flash_backward(
                     do_1HQD[:, :, rows],
                     q_1HQD[:, :, rows],
@@ -125,8 +137,8 @@ class TorchCpu:
                     o_1HQD[:, :, rows],
                     lse_1HQ[:, :, rows],
                     0.0,
-                    strip.causal,
-                    attn_mask=strip.additive_mask(),
+                    causal,
+                    attn_mask=mask,
                     scale=score.scale,
                 )
                 dq[rows] += dq_1HQD[0, :, :, :key_dim].transpose(0, 1)
@@ -192,9 +204,9 @@ def _query_side(q: Tensor, do: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tens
     delta.
     """
     do = do.float()
-    tiny = torch.finfo(torch.float32).tiny
-    largest = do.abs().max().clamp_min_(tiny)
-    scaled = do / largest  # small gradients must not vanish when squared
-    o = scaled * (delta / largest / (scaled * scaled).sum(2, keepdim=True).clamp_min_(tiny))
+    # Small gradients must not vanish when squared, beside whatever other rows hold; nor may a NaN leave its row.
+    largest = do.abs().amax(2, keepdim=True).clamp_min_(TINY)
+    scaled = do / largest
+    o = scaled * (delta / largest / (scaled * scaled).sum(2, keepdim=True).clamp_min_(TINY))
     lse_1HQ = lse[:, :, 0].t().contiguous().unsqueeze(0)
     return (*_widened(q, do, o), lse_1HQ)

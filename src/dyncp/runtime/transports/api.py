@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -15,11 +15,12 @@ class TransportError(RuntimeError):
     """A message did not arrive or could not leave: a peer was lost, failed, or took longer than the time-out."""
 
 
+@runtime_checkable
 class Transport(Protocol):
     """Messages between ranks `0 .. world_size - 1`.
 
     Messages from one rank to another arrive in the order they were started, so both sides must start them in the same
-    order; the plan sees to that. There are no tags.
+    order and agree on their sizes; the plan sees to that. There are no tags, and a transport need not check sizes.
     """
 
     @property

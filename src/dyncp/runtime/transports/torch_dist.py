@@ -16,16 +16,31 @@ PendingOps = list[tuple[dist.Work, str, bool]]  # what is waited for, in words, 
 class TorchDistTransport:
     """The ranks of a process group. Each `start` is one `batch_isend_irecv`, hence one NCCL group.
 
+    gloo checks no sizes: a message that is shorter than expected leaves the rest of the memory as it was, a longer one
+    ends the process. So whoever sends makes sure first that both sides run the same plan (see `compare_ranks`).
+
+    `wait` blocks inside of gloo, where Ctrl-C is noticed only when it returns, at the time-out at the latest. Waiting
+    in short slices is no way out, because gloo closes its connections when a wait times out.
+
     With NCCL, `wait` orders the current stream after the messages and does not block the host; a lost peer is then
     reported by the process group's own time-out, so give `init_process_group` one.
 
     Args:
         group: the process group; the default group when left out.
+
+    Raises:
+        ValueError: torch.distributed is not initialized, or this process is not in the group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        world = group or dist.group.WORLD
-        assert world is not None, "torch.distributed is not initialized"
+        world = dist.group.WORLD if group is None else group
+        if world is None:
+            raise ValueError("torch.distributed is not initialized: call torch.distributed.init_process_group")
+        if not isinstance(world, dist.ProcessGroup) or dist.get_rank(world) < 0:
+            raise ValueError(
+                f"group is {world!r}; expected a process group that this process is in: new_group gives a number to "
+                "the ranks outside of the new group, and these make no calls with it"
+            )
         self.group = world
         self.rank = dist.get_rank(self.group)
         self.world_size = dist.get_world_size(self.group)
