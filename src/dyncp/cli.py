@@ -24,7 +24,7 @@ COMMANDS = {
     "show": ("dyncp.commands.show", "check a plan file and say what the plan moves"),
     "verify": ("dyncp.commands.verify", "execute a plan on simulated ranks and compare it with dense attention"),
 }
-BROKEN, BAD_INPUT = 1, 2
+BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130  # the last as shells have it
 LONGEST_LINE = 1000  # characters of an error message
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 when a plan fails its check or its verification; 2 for bad input, which is described in one
-        line on stderr.
+        line on stderr; 130 after ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
@@ -56,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except MemoryError:
         return _fail("out of memory; use larger blocks, fewer ranks, or a smaller batch")
+    except KeyboardInterrupt:
+        print("\ndyncp: interrupted", file=sys.stderr)  # a progress bar may stand on the line
+        return INTERRUPTED
     except BrokenPipeError:  # `dyncp plan ... | head`
         _abandon_stdout()
         return 0

@@ -86,6 +86,14 @@ def test_a_rank_without_tokens_still_takes_part():
     assert trainer.step(empty, empty, empty, 12, lambda q, k, v: q) == 0.0
 
 
+def test_a_batch_without_labels_is_a_step_like_any_other():
+    trainer = Trainer(3, 0, lambda tensor: None)
+    ids = torch.tensor([1, 2])
+    loss = trainer.step(ids, torch.zeros(2, dtype=torch.int64), torch.full([2], -100), 0, dense_of(causal(1), causal(1)))
+    assert loss == 0.0
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+
+
 def test_a_step_returns_the_mean_loss():
     trainer = Trainer(3, 0, lambda tensor: None)
     ids, positions = torch.tensor([1, 2, 3]), torch.arange(3)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dyncp.runtime.transports.torch_dist import TorchDistTransport
+
 WORKER = Path(__file__).with_name("worker.py")
 RANKS = 3
 
@@ -59,6 +61,11 @@ def test_a_group_has_its_own_ranks(healthy):
     assert all(healthy[rank]["subgroup"]["error"] < 1e-5 for rank in (1, 2))
 
 
+def test_without_a_process_group():
+    with pytest.raises(ValueError, match=r"torch\.distributed is not initialized: call"):
+        TorchDistTransport()
+
+
 def test_a_rank_outside_of_the_group_is_refused(healthy):
     assert re.match("group is .*; expected a process group that this process is in", healthy[0]["subgroup"]["message"])
 
@@ -87,15 +94,15 @@ def test_a_lost_peer_is_named_within_the_time_out(scenario, limit_s, tmp_path):
         assert result["message"].startswith(f"rank {rank}, forward pass, mask 'default', instruction ")
         assert "of step 1, peers " in result["message"]
         assert result["seconds"] < limit_s
-    # rank 0 receives from rank 2, rank 1 sends to it; either may notice already when it starts
-    assert "receive from rank 2" in results[0]["message"] or "could not start" in results[0]["message"]
+    assert re.search(r": rank 0: receive from rank 2 \(\d+ bytes\) (failed|could not start)", results[0]["message"])
+    assert re.search(r": rank 1: send to rank 2 \(\d+ bytes\) (failed|could not start)", results[1]["message"])
 
 
 def test_a_peer_lost_before_the_comparison_is_named(tmp_path):
     for rank, result in start("killed_before_comparing", tmp_path).items():
+        step = r"before instruction 0 of \d+ \(comparing plans with all ranks\)"
         assert re.match(
-            rf"rank {rank}, forward pass, mask 'default', before instruction 0 of \d+ \(comparing plans with all ranks\): "
-            rf"rank {rank}.* rank .*2",
+            rf"rank {rank}, forward pass, mask 'default', {step}: rank {rank}: .* rank 2 \(256 bytes\)",
             result["message"],
         )
         assert result["seconds"] < 30

@@ -19,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir.handmade import assert_same, edited, handmade
 
+from dyncp import masks
 from dyncp.ir import codec
+from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.codec import CHECKSUM, HEAD, MAGIC
 from dyncp.ir.columns import COLUMN, PLAN, RANK, SCHEMAS, STORED
@@ -29,6 +31,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.planner.blockgen import make_blocks, uniform_cut
 from dyncp.planner.lower import lower
 from dyncp.planner.scheduling.greedy import greedy_schedule
+from dyncp.strategies import make_plan
 from dyncp.strategies.api import Options
 
 DECODE = {PLAN: codec.decode_plan, RANK: codec.decode_rank}
@@ -327,3 +330,13 @@ def test_steps_stay_python_ints():
     steps = [i.step for i in codec.decode_plan(codec.encode_plan(handmade())).programs[0][0].backward.instructions[1:]]
     assert steps == [7, 7]
     assert all(type(step) is int for step in steps)
+
+
+def test_a_plan_that_could_not_be_read_is_not_written(tmp_path):
+    """Slices of more rows than a reader accepts."""
+    length = 12_000_000
+    batch = Batch([Sequence(length, masks.lambda_(length, 64, 4096))])
+    plan = make_plan(batch, AttentionShape(1, 1, 2), Cluster(1, 1), "data_parallel", Options(block_tokens=length))
+    with pytest.raises(ValueError, match="rows, expected at most"):
+        codec.write_plan(plan, tmp_path / "plan")
+    assert not (tmp_path / "plan").exists()

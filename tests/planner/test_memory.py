@@ -10,41 +10,43 @@ sizes = st.lists(st.integers(0, 300), min_size=1, max_size=4)
 
 @st.composite
 def run_lists(draw):
-    runs, slot = [], 0
+    runs = []
     for _ in range(draw(st.integers(0, 25))):
         birth, chosen = draw(st.integers(0, 20)), draw(sizes)
         deaths = [birth + draw(st.integers(0, 8)) for _ in chosen]
-        runs.append(Run(list(range(slot, slot + len(chosen))), chosen, birth, deaths))
-        slot += len(chosen)
+        runs.append(Run(chosen, birth, deaths))
     return runs
 
 
 @given(run_lists())
 def test_live_slots_never_share_bytes(runs):
     offsets, size = assign_offsets(runs)
-    lives = [
-        (offsets[slot], offsets[slot] + n, run.birth, death)
-        for run in runs
-        for slot, n, death in zip(run.slots, run.sizes_bytes, run.deaths, strict=True)
-    ]
+    lives = []
+    for run, at in zip(runs, offsets, strict=True):  # a message is one piece of memory
+        for n, death in zip(run.sizes_bytes, run.deaths, strict=True):
+            lives.append((at, at + n, run.birth, death))
+            at += n
     for i, (start, stop, birth, death) in enumerate(lives):
         assert start >= 0 and stop <= size
         for other_start, other_stop, other_birth, other_death in lives[:i]:
             if birth <= other_death and other_birth <= death and start < stop and other_start < other_stop:
                 assert stop <= other_start or other_stop <= start
-    for run in runs:  # a message is one piece of memory
-        at = offsets[run.slots[0]]
-        for slot, n in zip(run.slots, run.sizes_bytes, strict=True):
-            assert offsets[slot] == at
-            at += n
 
 
 def test_memory_is_reused():
-    runs = [Run([i], [1000], birth=i, deaths=[i]) for i in range(50)]
+    runs = [Run([1000], birth=i, deaths=[i]) for i in range(50)]
     _, size = assign_offsets(runs)
     assert size == 1024
 
 
 def test_the_last_free_range_grows():
-    runs = [Run([0], [128], 0, [0]), Run([1], [256], 1, [1])]
-    assert assign_offsets(runs) == ({0: 0, 1: 0}, 256)
+    runs = [Run([128], 0, [0]), Run([256], 1, [1])]
+    assert assign_offsets(runs) == ([0, 0], 256)
+
+
+def test_neighbours_that_die_together_or_apart_are_free_afterwards():
+    """The first slot goes first, the other two (with the run's padding) later."""
+    long = Run([100, 100, 56], 0, [1, 5, 5])
+    assert assign_offsets([long, Run([100], 2, [2])]) == ([0, 256], 384)  # 100 bytes do not hold an aligned run
+    assert assign_offsets([long, Run([250], 6, [6])]) == ([0, 0], 256)
+    assert assign_offsets([Run([128, 100, 100], 0, [1, 5, 5]), Run([100], 2, [2]), Run([256], 6, [6])])[0] == [0, 0, 0]

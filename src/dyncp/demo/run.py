@@ -6,28 +6,38 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from dyncp.demo.config import DemoConfig, DemoError
-from dyncp.demo.data import DocumentMasks, TextFolder
+from dyncp.demo.data import DocumentMasks, TextFiles
 from dyncp.demo.dense import global_batches, planner_batch, train_dense
 from dyncp.demo.model import GPT, ModelSize
 from dyncp.demo.picture import draw
 from dyncp.demo.report import result_table
 from dyncp.demo.traffic import RankLoad, rank_load, strategy_figures
-from dyncp.demo.worker import CONFIG_FILE, FAILURE_FILE, RESULT_FILE, attention_shape
+from dyncp.demo.worker import (
+    CONFIG_FILE,
+    DOCUMENTS_FILE,
+    EXITS_FILE,
+    FAILURE_FILE,
+    RESULT_FILE,
+    attention_shape,
+)
 from dyncp.lookahead.workers import interpreter_command
 from dyncp.strategies import make_plan
 
 BASELINES = ("ring", "zigzag")
 TOLERANCE = 1e-3  # between the loss curves, in nats per byte
 END_TIMEOUT_S = 45.0  # torchrun gives its processes 30 s
+DETAILS_FILE = "failure.txt"  # in `DemoConfig.out`
 
 
 def run(config: DemoConfig) -> dict[str, Any]:
@@ -37,14 +47,14 @@ def run(config: DemoConfig) -> dict[str, Any]:
         DemoError: a training process failed, or the loss curves differ by more than `TOLERANCE`.
         ValueError: no text in the data folder.
     """
-    dataset = TextFolder(config.data, config.max_length)
+    dataset = TextFiles.below(config.data, config.max_length, config.out)
     config.out.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
     with timed(seconds, "total"):
         with timed(seconds, "distributed"):
-            ranks = train_distributed(config)
+            ranks = train_distributed(config, dataset)
         with timed(seconds, "dense"):
-            dense_losses = train_dense(config)
+            dense_losses = train_dense(config, dataset)
         with timed(seconds, "comparison"):
             baselines = {name: baseline_figures(config, dataset, name) for name in BASELINES if name != config.strategy}
     steps_of_ranks = [[RankLoad(**load) for load in rank["loads"]] for rank in ranks]
@@ -63,7 +73,7 @@ def run(config: DemoConfig) -> dict[str, Any]:
             "tolerance": TOLERANCE,
         },
         "strategies": {config.strategy: strategy_figures(loads, ModelSize().layers), **baselines},
-        "planning": planning_figures([rank["loader"] for rank in ranks]),
+        "planning": planning_figures(ranks, config.workers),
         "seconds": {**seconds, "training_steps": max(rank["training_s"] for rank in ranks)},
     }
     (config.out / "result.json").write_text(json.dumps(result, indent=1))
@@ -77,36 +87,55 @@ def run(config: DemoConfig) -> dict[str, Any]:
     return result
 
 
-def train_distributed(config: DemoConfig) -> list[dict[str, Any]]:
+def train_distributed(config: DemoConfig, dataset: TextFiles) -> list[dict[str, Any]]:
     """Train under torchrun; what `worker.train` returned on each rank.
 
     Raises:
-        DemoError: a process failed; gives the first failure.
+        DemoError: a process failed; gives the first failure, and leaves its traceback in `DETAILS_FILE`.
     """
-    (config.out / CONFIG_FILE).write_text(config.to_json())
-    results = config.out / RESULT_FILE
-    failures = [config.out / FAILURE_FILE.format(rank=rank) for rank in range(config.ranks)]
-    for file in (results, *failures):
-        file.unlink(missing_ok=True)
-    child = interpreter_command("dyncp.demo.worker", "main", str(config.out))
-    torchrun = ["--standalone", "--nproc-per-node", str(config.ranks), "--no-python", *child]
-    # One thread per process, said before torchrun warns that it decides so.
-    command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run", *torchrun]
-    code = run_to_end(command)
-    if code == 0 and results.exists():
-        return list(json.loads(results.read_text()))
-    reports = [json.loads(file.read_text()) | {"rank": rank} for rank, file in enumerate(failures) if file.exists()]
-    if reports:
-        first = min(reports, key=lambda report: report["time_s"])
-        details = config.out / FAILURE_FILE.format(rank=first["rank"])
-        raise DemoError(f"training failed on rank {first['rank']}: {first['error']} (traceback in {details})")
-    raise DemoError(f"the training processes ended with exit code {code} and no result; see what they printed above")
+    details = config.out / DETAILS_FILE
+    details.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dyncp-demo-") as name:
+        folder = Path(name)
+        (folder / CONFIG_FILE).write_text(config.to_json())
+        (folder / DOCUMENTS_FILE).write_text(dataset.to_json())
+        # One thread per process, said before torchrun warns that it decides so.
+        command = ["env", "OMP_NUM_THREADS=1", *interpreter_command("dyncp.demo.worker", "launch", name)]
+        code = run_to_end(command)
+        if code == 0 and (folder / RESULT_FILE).exists():
+            return list(json.loads((folder / RESULT_FILE).read_text()))
+        cause, traceback = first_failure(folder, config.ranks)
+    if traceback:
+        details.write_text(traceback)
+        cause += f" (traceback in {details})"
+    raise DemoError(cause or f"training ended with exit code {code} and no result; see what was printed above")
+
+
+def first_failure(folder: Path, ranks: int) -> tuple[str, str]:
+    """Which training process failed first and why, and its traceback if it left one; empty if that is not known.
+
+    A process that was killed, or could not even report, is always the cause: the others report that they lost it.
+    """
+    files = {rank: folder / FAILURE_FILE.format(rank=rank) for rank in range(ranks)}
+    reports = {rank: json.loads(file.read_text()) for rank, file in files.items() if file.exists()}
+    exits = json.loads((folder / EXITS_FILE).read_text()) if (folder / EXITS_FILE).exists() else []
+    for rank, code in exits:
+        if rank not in reports and code != -signal.SIGTERM:  # which is how torchrun ends the others
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return f"training failed on rank {rank}: its process {how} without a report", ""
+    if not reports:
+        return "", ""
+    rank = min(reports, key=lambda rank: reports[rank]["time_s"])
+    return f"training failed on rank {rank}: {reports[rank]['error']}", reports[rank]["details"]
 
 
 def run_to_end(command: list[str]) -> int:
-    """Run a command and return its exit code. It does not outlive this call, which may end by ctrl-C or SIGTERM too."""
+    """Run a command and return its exit code. It does not outlive this call, which may end by ctrl-C or SIGTERM too.
+    Its stdin is a pipe that closes when this process ends, however that happens."""
     with sigterm_exits():
-        process = subprocess.Popen(command)
+        # A session of its own: ctrl-C is for this process alone, or every other prints what it was doing.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        assert process.stdin
         try:
             return process.wait()
         finally:
@@ -117,6 +146,7 @@ def run_to_end(command: list[str]) -> int:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+            process.stdin.close()
 
 
 @contextmanager
@@ -132,7 +162,7 @@ def sigterm_exits() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def baseline_figures(config: DemoConfig, dataset: TextFolder, strategy: str) -> dict[str, Any]:
+def baseline_figures(config: DemoConfig, dataset: TextFiles, strategy: str) -> dict[str, Any]:
     """`strategy_figures` of another strategy on the same batches."""
     masks = DocumentMasks(config.masks, config.seed)
     shape = attention_shape(ModelSize())
@@ -144,21 +174,31 @@ def baseline_figures(config: DemoConfig, dataset: TextFolder, strategy: str) -> 
     return strategy_figures(loads, ModelSize().layers)
 
 
-def planning_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """What planning cost and how much of it training did not see, from the `LoaderReport` of each rank.
+def planning_figures(ranks: list[dict[str, Any]], workers: int) -> dict[str, Any]:
+    """What planning cost, and how much of it was hidden behind training.
 
-    Were nothing hidden, every rank would wait for all of planning; so the hidden part is 1 - waited / planning, of
-    the rank that waited longest. The first step's wait (start of the planner processes included) is given beside it.
+    Planners work side by side, which alone makes plans come sooner but hides nothing. So the yardstick is how long the
+    busiest rank's planners were at it: without any training to hide behind, a step would have waited for that. `hidden`
+    is 1 - waited / busiest, and 0 where training waited even longer. In each step the rank that waits longest delays
+    all; `waited_s` sums that over the steps. The first step of an epoch waits for all of its plan (and, the very first
+    one, for the planner processes to start), so the figure without these is given beside it.
+
+    Args:
+        ranks: what `worker.train` returned on each.
+        workers: planner processes of each rank.
     """
-    planning_s = sum(report["planning_s"] for report in reports)
-    slowest = max(reports, key=lambda report: report["waited_s"])
+    reports = [rank["loader"] for rank in ranks]
+    busiest_s = max(report["planning_s"] for report in reports) / max(1, workers)
+    waited_s = sum(max(waits) for waits in zip(*(rank["waits_s"] for rank in ranks), strict=True))
+    first_wait_s = max(report["first_wait_s"] for report in reports)
     return {
         "plans": sum(report["plans_made"] for report in reports),
-        "planning_s": planning_s,
-        "waited_s": slowest["waited_s"],
-        "first_wait_s": slowest["first_wait_s"],
-        "hidden": max(0.0, 1 - slowest["waited_s"] / planning_s),
-        "hidden_after_first_step": max(0.0, 1 - (slowest["waited_s"] - slowest["first_wait_s"]) / planning_s),
+        "planning_s": sum(report["planning_s"] for report in reports),
+        "busiest_s": busiest_s,
+        "waited_s": waited_s,
+        "first_wait_s": first_wait_s,
+        "hidden": max(0.0, 1 - waited_s / busiest_s),
+        "hidden_after_first_step": max(0.0, 1 - (waited_s - first_wait_s) / busiest_s),
     }
 
 

@@ -38,14 +38,14 @@ class Trainer:
             input_ids: int64[T].
             position_ids: int64[T], within each sequence.
             labels: int64[T].
-            num_labels: labels of the global batch, so that the sum over ranks is the global batch's mean.
+            num_labels: labels of the global batch, so that the sum over ranks is the global batch's mean. May be 0.
             attend: attention over these tokens.
 
         Returns:
             The mean loss of the global batch, in nats per byte.
         """
         logits = self.model(input_ids, position_ids, attend)
-        loss = cross_entropy(logits, labels, reduction="sum") / num_labels
+        loss = cross_entropy(logits, labels, reduction="sum") / max(1, num_labels)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         # One message for everything: the gradients, and the loss behind them.

@@ -64,6 +64,9 @@ def decode_plan(data: bytes) -> Plan:
 def decode_rank(data: bytes) -> RankPlan:
     """The part of a plan of `encode_rank`, validated.
 
+    Its digest is that of the whole plan, which no part can show to be right: it tells plans apart, and does not guard
+    against a part that somebody changed and encoded anew.
+
     Raises:
         ValueError: anything that is not such a part.
     """
@@ -105,9 +108,10 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan to a file: as text if its name ends in `.txt`, else as bytes.
 
     Raises:
-        ValueError: a file that cannot be written.
+        ValueError: a file that cannot be written, or a plan that could not be read back.
     """
     path = Path(path)
+    validate_plan(plan)
     data = to_text(plan).encode() if path.suffix == ".txt" else encode_plan(plan)
     try:
         path.write_bytes(data)

@@ -184,7 +184,7 @@ def tree(parents: Sequence[int], lengths: Sequence[int]) -> Mask:
         raise ValueError(f"{len(parents)} parents but {len(lengths)} lengths; give every node one of each")
     last_child = {parent: node for node, parent in enumerate(parents)}
     slices: list[list[int]] = []
-    seen: dict[int, list[tuple[int, int]]] = {}  # per node with children to come, the key ranges of it and its ancestors
+    seen: dict[int, list[tuple[int, int]]] = {}  # of nodes with children to come: their ancestors' and own keys
     shared: dict[tuple[int, int], list[int]] = {}  # ranges the node before sees in full, and their slices
     own = [0, 0, -1, 0, 0, 1]  # the slice that the node before is in with its own tokens
     start = 0

@@ -1,16 +1,19 @@
-"""Schedule -> Plan: turn steps and transfers into instructions over slots, forward and backward from one table."""
+"""Schedule -> Plan: turn steps and transfers into instructions over slots, forward and backward from one table.
+
+A *piece* is the data of one kind of one (token block, head group). There can be millions of slots, so pieces are plain
+numbers here, `(kind * B + block) * G + group`, and what is known of slots lies in lists by slot number.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 
 from dyncp.ir import codec
-from dyncp.ir.arrays import Ints
+from dyncp.ir.arrays import Ints, ragged_ranges
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import HAS_KV, HAS_Q, Blocks
 from dyncp.ir.placement import Placement
@@ -18,6 +21,7 @@ from dyncp.ir.plan import (
     BACKWARD,
     FORWARD,
     KEEP,
+    PASSES,
     Attention,
     CommLaunch,
     CommWait,
@@ -35,37 +39,61 @@ from dyncp.ir.plan import (
     Slots,
     moved,
 )
-from dyncp.ir.schedule import Schedule, Side
+from dyncp.ir.schedule import Schedule, Side, Transfers
+from dyncp.planner.blockgen import make_comps
 from dyncp.planner.memory import Run, assign_offsets
 
-
-class Piece(NamedTuple):
-    """The data of one kind of one (block, head group)."""
-
-    kind: Kind
-    block: int
-    group: int
-
-    def __str__(self) -> str:
-        return f"{self.kind.name} of block {self.block}, head group {self.group}"
-
-
-class Work(NamedTuple):
-    """One computation block of one head group."""
-
-    comp: int  # row of Blocks
-    group: int
+IS_PARTIAL = [kind.is_partial for kind in Kind]
+ARENA, KEPT, LOCAL = int(Place.ARENA), int(Place.KEPT), int(Place.LOCAL)
 
 
 @dataclass(slots=True)
 class RankSteps:
     """What one rank does under one mask, step by step: the part of a Schedule that concerns it."""
 
-    work: dict[int, list[Work]] = field(default_factory=lambda: defaultdict(list))
-    # step -> (peer, is_send) -> (side, block, group), in the same order on both sides
-    moves: dict[int, dict[tuple[int, bool], list[tuple[Side, int, int]]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
+    work: dict[int, tuple[Ints, Ints]] = field(default_factory=dict)  # step -> rows of Blocks, head groups
+    # step -> (peer, is_send, number of the message), in the same order on both sides
+    moves: dict[int, list[tuple[int, bool, int]]] = field(default_factory=lambda: defaultdict(list))
+
+
+class Numbering:
+    """Pieces as numbers, and what is known of them whatever the rank."""
+
+    def __init__(self, header: PlanHeader) -> None:
+        self.blocks, self.groups = len(header.tokens), header.shape.groups
+        self.per_kind = self.blocks * self.groups
+        self.owner = np.repeat(header.owner, self.groups).tolist()  # of piece % per_kind
+        rows = {of_keys: header.local_rows(HAS_KV if of_keys else HAS_Q) for of_keys in (False, True)}
+        self.row = [np.repeat(rows[kind.of_keys], self.groups).tolist() for kind in Kind]  # by kind, piece % per_kind
+        # int64[wire, kind, B], bytes of a slot
+        self.size_bytes = np.array([[header.piece_bytes(kind, wire) for kind in Kind] for wire in (False, True)])
+
+    def pieces(self, kind: Ints | int, block: Ints, group: Ints) -> Ints:
+        """int64, the numbers of pieces."""
+        numbers: Ints = (kind * self.blocks + block.astype("int64")) * self.groups + group
+        return numbers
+
+    def parts(self, pieces: Ints) -> tuple[Ints, Ints, Ints]:
+        """Kind, block and group of pieces."""
+        rest, group = np.divmod(pieces, self.groups)
+        return *np.divmod(rest, self.blocks), group
+
+    def name(self, piece: int) -> str:
+        """A piece in words, for errors."""
+        rest, group = divmod(piece, self.groups)
+        kind, block = divmod(rest, self.blocks)
+        return f"{Kind(kind).name} of block {block}, head group {group}"
+
+    def messages(self, moves: Transfers, ptr: Ints, pass_: Pass, keep: str) -> list[list[int]]:
+        """The pieces of each message `moves[ptr[i]:ptr[i + 1]]` in a pass, in the order in which they lie in it."""
+        kinds = [moved(pass_, side, keep) for side in Side]
+        table = np.array([[*of_side, *[0] * (len(Kind) - len(of_side))] for of_side in kinds])
+        side = moves.side.astype("int64")
+        count = np.array([len(of_side) for of_side in kinds])[side]
+        of = np.repeat(np.arange(len(moves)), count)
+        pieces = self.pieces(table[side[of], ragged_ranges(count)], moves.block[of], moves.group[of]).tolist()
+        bounds = np.append(0, np.cumsum(count))[ptr].tolist()
+        return [pieces[start:stop] for start, stop in pairwise(bounds)]
 
 
 def lower(header: PlanHeader, batch: Batch, blocks: Blocks, placement: Placement, schedule: Schedule) -> Plan:
@@ -74,63 +102,58 @@ def lower(header: PlanHeader, batch: Batch, blocks: Blocks, placement: Placement
     Raises:
         ValueError: a schedule that reads or sends what a rank does not have by then.
     """
-    sizes = {(kind, wire): header.piece_bytes(kind, wire).tolist() for kind in Kind for wire in (False, True)}
-    rows = {False: header.local_rows(HAS_Q).tolist(), True: header.local_rows(HAS_KV).tolist()}
+    numbering = Numbering(header)
     per_rank: list[list[RankProgram]] = [[] for _ in range(header.ranks)]
     for mask in range(len(blocks.mask_names)):
-        for rank, steps in enumerate(split_by_rank(blocks, placement, schedule, mask, header.ranks)):
-            comps = make_comps(batch, blocks, mask, (work.comp for works in steps.work.values() for work in works))
-            context = Context(header, rank, blocks, comps, sizes, rows)
-            forward = _Lowering(context, FORWARD).run(steps)
-            backward = _Lowering(context, BACKWARD, forward).run(steps)
+        moves, ptr = messages_of(schedule.transfers, mask)
+        cargo = [numbering.messages(moves, ptr, pass_, header.keep) for pass_ in PASSES]
+        per_rank_steps = split_by_rank(header, blocks, placement, schedule, mask, moves.take(ptr[:-1]))
+        for rank, steps in enumerate(per_rank_steps):
+            used = [comps for comps, _ in steps.work.values()]
+            comps = make_comps(batch, blocks, mask, np.unique(np.concatenate([np.empty(0, "int64"), *used])))
+            context = Context(header, rank, blocks, comps, numbering)
+            forward = _Lowering(context, FORWARD, cargo[0]).run(steps)
+            backward = _Lowering(context, BACKWARD, cargo[1], forward).run(steps)
             per_rank[rank].append(RankProgram(comps, forward, backward))
     programs = tuple(tuple(rank_programs) for rank_programs in per_rank)
     return Plan(header, programs, codec.digest(header, programs))
 
 
-def split_by_rank(blocks: Blocks, placement: Placement, schedule: Schedule, mask: int, ranks: int) -> list[RankSteps]:
-    """Deal the rows of a schedule for one mask out to the ranks, in an order that every rank agrees on."""
-    result = [RankSteps() for _ in range(ranks)]
+def messages_of(transfers: Transfers, mask: int) -> tuple[Transfers, Ints]:
+    """The transfers of one mask, message by message in an order that every rank agrees on, and the bounds of the
+    messages: all that one rank sends to another at a step is one message."""
+    moves = transfers.take(transfers.mask == mask)
+    wrong = np.flatnonzero((moves.step < 1) | (moves.src == moves.dst))
+    if len(wrong):
+        src, dst, step = (int(column[wrong[0]]) for column in (moves.src, moves.dst, moves.step))
+        raise ValueError(f"a transfer from rank {src} to rank {dst} at step {step}; steps start at 1, ranks differ")
+    moves = moves.take(np.lexsort((moves.group, moves.block, moves.side, moves.dst, moves.src, moves.step)))
+    return moves, bounds_of(moves.step, moves.src, moves.dst)
+
+
+def bounds_of(*columns: Ints) -> Ints:
+    """int64[n + 1]: bounds of the runs of rows in which no column changes."""
+    changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    count = len(columns[0])
+    return np.concatenate([np.zeros(min(count, 1), "int64"), np.flatnonzero(changes) + 1, [count]])
+
+
+def split_by_rank(
+    header: PlanHeader, blocks: Blocks, placement: Placement, schedule: Schedule, mask: int, messages: Transfers
+) -> list[RankSteps]:
+    """Deal the computation of one mask and its messages, of which `messages` has a row each, out to the ranks."""
+    result = [RankSteps() for _ in range(header.ranks)]
     part = blocks.of_mask(mask)
-    rank, step = placement.comp_rank[:, part], schedule.comp_step[:, part]
-    groups, comps = np.indices(rank.shape)
-    for r, s, g, n in zip(rank.ravel().tolist(), step.ravel().tolist(), groups.flat, comps.flat, strict=True):
-        result[r].work[s].append(Work(part.start + int(n), int(g)))
-    moves = schedule.transfers
-    order = np.lexsort((moves.group, moves.block, moves.side, moves.dst, moves.src, moves.step))
-    moves = moves.take(order[moves.mask[order] == mask])
-    columns = (moves.side, moves.block, moves.group, moves.src, moves.dst, moves.step)
-    for side, block, group, src, dst, s in zip(*(column.tolist() for column in columns), strict=True):
-        if s < 1 or src == dst:
-            raise ValueError(f"a transfer from rank {src} to rank {dst} at step {s}; steps start at 1, ranks differ")
-        result[src].moves[s][dst, True].append((Side(side), block, group))
-        result[dst].moves[s][src, False].append((Side(side), block, group))
+    rank, step = placement.comp_rank[:, part].ravel(), schedule.comp_step[:, part].ravel()
+    group, comp = (axis.ravel() for axis in np.indices((blocks.groups, part.stop - part.start)))
+    order = np.lexsort((step, rank))
+    for rows in np.split(order, bounds_of(rank[order], step[order])[1:-1]) if len(order) else ():
+        result[rank[rows[0]]].work[int(step[rows[0]])] = (comp[rows] + part.start, group[rows])
+    ends = zip(messages.src.tolist(), messages.dst.tolist(), messages.step.tolist(), strict=True)
+    for number, (src, dst, at) in enumerate(ends):
+        result[src].moves[at].append((dst, True, number))
+        result[dst].moves[at].append((src, False, number))
     return result
-
-
-def make_comps(batch: Batch, blocks: Blocks, mask: int, used: Iterable[int]) -> Comps:
-    """The table of the computation blocks that a rank uses, each with its part of the mask."""
-    index = np.array(sorted(set(used)), dtype=np.int64)
-    q_block, kv_block = blocks.q_block[index], blocks.kv_block[index]
-    start, stop, sequence = blocks.tokens.start, blocks.tokens.stop, blocks.tokens.sequence
-    sizes = blocks.tokens.tokens
-    areas = sizes[q_block] * sizes[kv_block]
-    slices: list[Ints] = []
-    for n, q, kv in zip(index.tolist(), q_block.tolist(), kv_block.tolist(), strict=True):
-        if blocks.pairs[n] == areas[len(slices)]:  # nothing is masked: no need to look at the mask
-            slices.append(np.array([[0, sizes[q], 0, 0, sizes[kv], 0]]))
-        else:
-            whole = batch.sequences[sequence[q]].masks[blocks.mask_names[mask]]
-            slices.append(whole.crop(int(start[q]), int(stop[q]), int(start[kv]), int(stop[kv])).slices)
-    ptr = np.cumsum([0] + [len(rows) for rows in slices])
-    return Comps(index, q_block, kv_block, ptr, np.concatenate(slices) if slices else np.empty((0, 6)))
-
-
-def kept_pieces(forward: Program) -> dict[Piece, int]:
-    """Offsets of what a forward program leaves in the kept memory."""
-    slots = forward.slots
-    kept = np.flatnonzero(slots.place == Place.KEPT)
-    return {Piece(Kind(slots.kind[i]), int(slots.block[i]), int(slots.group[i])): int(slots.offset[i]) for i in kept}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,25 +164,7 @@ class Context:
     rank: int
     blocks: Blocks
     comps: Comps
-    sizes_bytes: dict[tuple[Kind, bool], list[int]]  # (kind, wire) -> per token block
-    rows: dict[bool, list[int]]  # of keys or of queries -> first local row, per token block
-
-
-@dataclass(slots=True)
-class Slot:
-    """A slot while its program is being written."""
-
-    piece: Piece
-    place: Place
-    wire: bool
-    offset: int = -1
-    run: Run | None = None  # the memory it needs; None for local and for kept slots of the backward
-    position: int = 0  # in the run
-
-    def use(self, instruction: int) -> None:
-        """Keep the slot's memory at least until an instruction."""
-        if self.run is not None:
-            self.run.deaths[self.position] = max(self.run.deaths[self.position], instruction)
+    numbering: Numbering
 
 
 class _Lowering:
@@ -169,19 +174,32 @@ class _Lowering:
     transfers, compute. So transfers overlap the computation between their launch and their wait.
     """
 
-    def __init__(self, context: Context, pass_: Pass, forward: Program | None = None) -> None:
-        self.context, self.pass_ = context, pass_
+    def __init__(
+        self, context: Context, pass_: Pass, messages: list[list[int]], forward: Program | None = None
+    ) -> None:
+        self.context, self.pass_, self.messages, self.forward = context, pass_, messages, forward
         self.keeps = KEEP[context.header.keep] if pass_ is FORWARD else ()
-        self.slots: list[Slot] = []
-        self.runs: dict[Place, list[Run]] = {Place.ARENA: [], Place.KEPT: []}
-        self.inputs: dict[Piece, int] = {}  # where each input is now
-        self.sums: dict[Piece, int] = {}  # where each partial result grows
+        self.per_kind = context.numbering.per_kind
+        # by slot
+        self.piece: list[int] = []
+        self.place: list[int] = []
+        self.wire: list[bool] = []  # whether it lies in a message, partial results in the wire dtype
+        self.last_use: list[int] = []  # instruction
+        self.run_of: list[int] = []  # index in `runs`, -1 for local slots and for kept ones of the backward
+        self.given: dict[int, int] = {}  # slots -> offset, where it is known from the start
+        self.runs: list[tuple[int, int, int, int]] = []  # first slot, last + 1, first instruction, place
+        # by piece
+        self.inputs: dict[int, int] = {}  # where each input is now
+        self.sums: dict[int, int] = {}  # where each partial result grows
         self.in_flight: dict[int, list[int]] = {}  # step -> slots of its messages
         self.received: dict[int, list[int]] = {}
         self.instructions: list[Instruction] = []
-        self.forward = forward
-        for piece, offset in kept_pieces(forward).items() if forward else ():
-            self.inputs[piece] = self.add_slot(Slot(piece, Place.KEPT, False, offset))
+        if forward:
+            kept = np.flatnonzero(forward.slots.place == Place.KEPT)
+            kind, block, group = (getattr(forward.slots, name)[kept] for name in ("kind", "block", "group"))
+            pieces = context.numbering.pieces(kind.astype("int64"), block, group).tolist()
+            for piece, offset in zip(pieces, forward.slots.offset[kept].tolist(), strict=True):
+                self.inputs[piece] = self.add_slot(piece, KEPT, offset)
 
     def run(self, steps: RankSteps) -> Program:
         """The whole program."""
@@ -191,75 +209,92 @@ class _Lowering:
             if step + 1 in steps.moves:
                 self.launch(step + 1, steps.moves[step + 1])
             if step in steps.work:
-                self.attend(step, steps.work[step])
-        arena_bytes = self.place_runs(Place.ARENA)
-        kept_bytes = self.forward.kept_bytes if self.forward else self.place_runs(Place.KEPT)
-        rows = [(s.piece.kind, s.piece.block, s.piece.group, s.place, s.wire, s.offset) for s in self.slots]
-        slots = Slots(*np.array(rows, dtype=np.int64).reshape(-1, 6).T)
+                self.attend(step, *steps.work[step])
+        numbering = self.context.numbering
+        kind, block, group = numbering.parts(np.array(self.piece, "int64"))
+        wire = np.array(self.wire, bool) & np.array(IS_PARTIAL)[kind]
+        offset = np.full(len(kind), -1)
+        offset[list(self.given)] = list(self.given.values())
+        size_bytes = numbering.size_bytes[wire.astype("int64"), kind, block]
+        arena_bytes, kept_bytes = (self.place_runs(place, size_bytes, offset) for place in (ARENA, KEPT))
+        slots = Slots(kind, block, group, np.array(self.place), wire, offset)
+        kept_bytes = self.forward.kept_bytes if self.forward else kept_bytes
         return Program(slots, tuple(self.instructions), arena_bytes, kept_bytes)
 
-    def place_runs(self, place: Place) -> int:
-        """Give memory to all runs of a place; returns its size."""
-        if place is Place.KEPT:  # lives on after the program
-            for run in self.runs[place]:
-                run.deaths = [len(self.instructions)] * len(run.slots)
-        offsets, size_bytes = assign_offsets(self.runs[place])
-        for slot, offset in offsets.items():
-            self.slots[slot].offset = offset
-        return size_bytes
+    def place_runs(self, place: int, size_bytes: Ints, offset: Ints) -> int:
+        """Give memory to all runs of a place: fills in the offsets of their slots, returns the size of the memory."""
+        sizes = size_bytes.tolist()
+        last_use = self.last_use
+        if place == KEPT:  # lives on after the program
+            last_use = [len(self.instructions)] * len(last_use)
+        rows = [(first, stop, birth) for first, stop, birth, of_run in self.runs if of_run == place]
+        runs = [Run(sizes[first:stop], birth, last_use[first:stop]) for first, stop, birth in rows]
+        starts, total_bytes = assign_offsets(runs)
+        first, stop, _ = np.array(rows, "int64").reshape(-1, 3).T
+        count = stop - first
+        slots = np.repeat(first, count) + ragged_ranges(count)
+        before = np.cumsum(size_bytes) - size_bytes
+        offset[slots] = before[slots] + np.repeat(np.array(starts, "int64") - before[first], count)
+        return total_bytes
 
     # Slots
 
-    def size(self, slot: Slot) -> int:
-        return self.context.sizes_bytes[slot.piece.kind, slot.wire][slot.piece.block]
+    def add_slot(self, piece: int, place: int, offset: int) -> int:
+        """A new slot that lies at a known offset."""
+        slot = len(self.piece)
+        self.piece.append(piece)
+        self.place.append(place)
+        self.wire.append(False)
+        self.last_use.append(-1)
+        self.run_of.append(-1)
+        self.given[slot] = offset
+        return slot
 
-    def add_slot(self, slot: Slot) -> int:
-        self.slots.append(slot)
-        return len(self.slots) - 1
+    def add_run(self, pieces: list[int], place: int, wire: bool) -> list[int]:
+        """New slots, one behind the other, written first by the next instruction."""
+        first, count, birth = len(self.piece), len(pieces), len(self.instructions)
+        self.piece += pieces
+        self.place += [place] * count
+        self.wire += [wire] * count
+        self.last_use += [birth] * count
+        self.run_of += [len(self.runs)] * count
+        self.runs.append((first, first + count, birth, place))
+        return list(range(first, first + count))
 
-    def add_run(self, pieces: Iterable[Piece], place: Place, wire: bool, birth: int) -> list[int]:
-        """New slots, one behind the other, written first by instruction `birth`."""
-        run = Run([], [], birth, [])
-        for piece in pieces:
-            slot = Slot(piece, place, wire and piece.kind.is_partial, run=run, position=len(run.slots))
-            run.slots.append(self.add_slot(slot))
-            run.sizes_bytes.append(self.size(slot))
-            run.deaths.append(birth)
-        self.runs[place].append(run)
-        return run.slots
+    def owns(self, piece: int) -> bool:
+        return bool(self.context.numbering.owner[piece % self.per_kind] == self.context.rank)
 
-    def owns(self, piece: Piece) -> bool:
-        return bool(self.context.header.owner[piece.block] == self.context.rank)
+    def local(self, piece: int) -> int:
+        kind, rest = divmod(piece, self.per_kind)
+        return self.add_slot(piece, LOCAL, self.context.numbering.row[kind][rest])
 
-    def local(self, piece: Piece) -> int:
-        row = self.context.rows[piece.kind.of_keys][piece.block]
-        return self.add_slot(Slot(piece, Place.LOCAL, False, row))
-
-    def input(self, piece: Piece, step: int) -> int:
+    def input(self, piece: int, step: int) -> int:
         """The slot that holds an input now."""
         if piece not in self.inputs:
             if not self.owns(piece):
+                name = self.context.numbering.name(piece)
                 raise ValueError(
-                    f"broken schedule: rank {self.context.rank} needs the {piece} at step {step} of the "
+                    f"broken schedule: rank {self.context.rank} needs the {name} at step {step} of the "
                     f"{self.pass_.name} pass, but it does not own it and no transfer has brought it by then"
                 )
             self.inputs[piece] = self.local(piece)
         return self.inputs[piece]
 
-    def sum(self, piece: Piece, birth: int, fresh: list[int]) -> int:
+    def sum(self, piece: int, fresh: list[int]) -> int:
         """The slot in which a partial result grows; a new one is added to `fresh`."""
         if piece not in self.sums:
             if self.owns(piece):  # the caller's accumulators start from nothing
                 self.sums[piece] = self.local(piece)
             else:
-                (self.sums[piece],) = self.add_run([piece], Place.ARENA, False, birth)
+                (self.sums[piece],) = self.add_run([piece], ARENA, False)
                 fresh.append(self.sums[piece])
         return self.sums[piece]
 
-    def emit(self, instruction: Instruction, *used: Iterable[int]) -> None:
+    def emit(self, instruction: Instruction, *used: list[int]) -> None:
+        at, last_use = len(self.instructions), self.last_use
         for slots in used:
             for slot in slots:
-                self.slots[slot].use(len(self.instructions))
+                last_use[slot] = at
         self.instructions.append(instruction)
 
     # Instructions
@@ -267,42 +302,36 @@ class _Lowering:
     def wait(self, step: int) -> None:
         """Wait for a step's transfers, keep what the backward needs, merge partial results."""
         self.emit(CommWait(step), self.in_flight.pop(step))
-        received = self.received.pop(step)
         keep_src: list[int] = []
         partial: list[int] = []
-        for slot in received:
-            piece, place = self.slots[slot].piece, self.slots[slot].place
-            if piece.kind.is_partial:
+        for slot in self.received.pop(step):
+            piece = self.piece[slot]
+            kind = piece // self.per_kind
+            if IS_PARTIAL[kind]:
                 partial.append(slot)
-            elif piece.kind in self.keeps and place is Place.ARENA and not self.is_kept(piece):
+            elif kind in self.keeps and self.place[slot] == ARENA and not self.is_kept(piece):
                 keep_src.append(slot)
             else:
                 self.inputs.setdefault(piece, slot)
         if keep_src:
-            keep_dst = [
-                self.add_run([self.slots[slot].piece], Place.KEPT, False, len(self.instructions))[0]
-                for slot in keep_src
-            ]
+            pieces = [self.piece[slot] for slot in keep_src]
+            keep_dst = [self.add_run([piece], KEPT, False)[0] for piece in pieces]
             self.emit(Copy(np.array(keep_src), np.array(keep_dst)), keep_src, keep_dst)
-            self.inputs.update((self.slots[slot].piece, slot) for slot in keep_dst)
+            self.inputs.update(zip(pieces, keep_dst, strict=True))
         if partial:
             fresh: list[int] = []
-            dst = [self.sum(self.slots[slot].piece, len(self.instructions), fresh) for slot in partial]
+            dst = [self.sum(self.piece[slot], fresh) for slot in partial]
             self.emit(Reduction(np.array(partial), np.array(dst), np.array(fresh)), partial, dst)
 
-    def is_kept(self, piece: Piece) -> bool:
-        return piece in self.inputs and self.slots[self.inputs[piece]].place is Place.KEPT
+    def is_kept(self, piece: int) -> bool:
+        return piece in self.inputs and self.place[self.inputs[piece]] == KEPT
 
-    def launch(self, step: int, messages: dict[tuple[int, bool], list[tuple[Side, int, int]]]) -> None:
+    def launch(self, step: int, moves: list[tuple[int, bool, int]]) -> None:
         """Pack and start a step's transfers."""
         outgoing: dict[int, list[int]] = {}
-        incoming: dict[int, list[Piece]] = {}
-        for (peer, is_send), moves in messages.items():
-            pieces = [
-                Piece(kind, block, group)
-                for side, block, group in moves
-                for kind in moved(self.pass_, side, self.context.header.keep)
-            ]
+        incoming: dict[int, list[int]] = {}
+        for peer, is_send, number in moves:
+            pieces = self.messages[number]
             if pieces and is_send:
                 outgoing[peer] = self.sources(pieces, step)
             elif pieces:
@@ -312,8 +341,8 @@ class _Lowering:
         runs = [(peer, True, slots) for peer, slots in self.pack(outgoing).items()]
         self.received[step] = []
         for peer, pieces in incoming.items():
-            place = Place.KEPT if all(piece.kind in self.keeps for piece in pieces) else Place.ARENA
-            slots = self.add_run(pieces, place, True, len(self.instructions))
+            kept = bool(self.keeps) and all(piece // self.per_kind in self.keeps for piece in pieces)
+            slots = self.add_run(pieces, KEPT if kept else ARENA, True)
             runs.append((peer, False, slots))
             self.received[step] += slots
         runs.sort(key=lambda run: run[:2])
@@ -323,19 +352,24 @@ class _Lowering:
         peers, sends = np.array([peer for peer, _, _ in runs]), np.array([send for _, send, _ in runs])
         self.emit(CommLaunch(step, peers, sends, ptr, np.array(slots)), slots)
 
-    def sources(self, pieces: list[Piece], step: int) -> list[int]:
+    def sources(self, pieces: list[int], step: int) -> list[int]:
         """The slots that hold what a message carries."""
-        missing = [piece for piece in pieces if piece.kind.is_partial and piece not in self.sums]
+        partial = [piece for piece in pieces if IS_PARTIAL[piece // self.per_kind]]
+        missing = [piece for piece in partial if piece not in self.sums]
         if missing:  # a strategy may pass on a partial result that nobody has contributed to yet
             fresh: list[int] = []
             for piece in missing:
-                self.sum(piece, len(self.instructions), fresh)
+                self.sum(piece, fresh)
             self.emit(Reduction(np.empty(0), np.empty(0), np.array(fresh)), fresh)
-        slots = [self.sums.pop(p) if p.kind.is_partial else self.input(p, step) for p in pieces]
-        for piece in pieces:
-            if piece.kind.is_partial and self.owns(piece):
-                raise ValueError(f"broken schedule: rank {self.context.rank} sends away the {piece}, which it owns")
-        return slots
+        for piece in partial:
+            if self.owns(piece):
+                name = self.context.numbering.name(piece)
+                raise ValueError(f"broken schedule: rank {self.context.rank} sends away the {name}, which it owns")
+        if not partial:
+            return [self.input(piece, step) for piece in pieces]
+        return [
+            self.sums.pop(piece) if IS_PARTIAL[piece // self.per_kind] else self.input(piece, step) for piece in pieces
+        ]
 
     def pack(self, sends: dict[int, list[int]]) -> dict[int, list[int]]:
         """Copy what is sent into runs, one per message; what already lies in a run is sent from where it is."""
@@ -346,8 +380,7 @@ class _Lowering:
             if self.is_run(slots):
                 packed[peer] = slots
                 continue
-            pieces = [self.slots[slot].piece for slot in slots]
-            packed[peer] = self.add_run(pieces, Place.ARENA, True, len(self.instructions))
+            packed[peer] = self.add_run([self.piece[slot] for slot in slots], ARENA, True)
             src += slots
             dst += packed[peer]
         if src:
@@ -356,26 +389,27 @@ class _Lowering:
 
     def is_run(self, slots: list[int]) -> bool:
         """Whether inputs lie one behind the other as they would in a message (so a ring passes them on as they are)."""
-        first = self.slots[slots[0]]
-        return first.run is not None and all(
-            slot.run is first.run and slot.position == first.position + i and not slot.piece.kind.is_partial
-            for i, slot in enumerate(self.slots[s] for s in slots)
+        first, run = slots[0], self.run_of[slots[0]]
+        return (
+            run >= 0
+            and self.run_of[slots[-1]] == run
+            and slots == list(range(first, first + len(slots)))
+            and not any(IS_PARTIAL[self.piece[slot] // self.per_kind] for slot in slots)
         )
 
-    def attend(self, step: int, works: list[Work]) -> None:
+    def attend(self, step: int, comps: Ints, groups: Ints) -> None:
         """Compute the blocks of a step."""
         blocks = self.context.blocks
+        ends = {False: blocks.q_block[comps], True: blocks.kv_block[comps]}
         fresh: list[int] = []
-        at = len(self.instructions)
-        comps = np.array([work.comp for work in works])
-        ends = {False: blocks.q_block[comps].tolist(), True: blocks.kv_block[comps].tolist()}
-        reads = [
-            [self.input(Piece(kind, ends[kind.of_keys][i], work.group), step) for kind in self.pass_.reads]
-            for i, work in enumerate(works)
-        ]
-        writes = [
-            [self.sum(Piece(kind, ends[kind.of_keys][i], work.group), at, fresh) for kind in self.pass_.writes]
-            for i, work in enumerate(works)
-        ]
+        wanted, added = (
+            np.stack([self.context.numbering.pieces(kind, ends[kind.of_keys], groups) for kind in kinds], axis=1)
+            for kinds in (self.pass_.reads, self.pass_.writes)
+        )
+        reads = [self.input(piece, step) for piece in wanted.ravel().tolist()]
+        writes = [self.sum(piece, fresh) for piece in added.ravel().tolist()]
         index = np.searchsorted(self.context.comps.index, comps)
-        self.emit(Attention(index, np.array(reads), np.array(writes), np.array(fresh)), *reads, *writes)
+        table = Attention(
+            index, np.array(reads).reshape(wanted.shape), np.array(writes).reshape(added.shape), np.array(fresh)
+        )
+        self.emit(table, reads, writes)

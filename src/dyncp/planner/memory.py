@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ALIGN_BYTES = 128  # of every run of slots; inside a run slots lie one behind the other
 
 
-@dataclass(slots=True)
-class Run:
+class Run(NamedTuple):
     """Slots that must lie one behind the other (a message, or one slot alone).
 
-    `birth` is the instruction that first writes the run; `deaths[i]` the last one that uses slot i.
+    `birth` is the instruction that first writes the run; `deaths[i]` the last one that uses its slot i.
     """
 
-    slots: list[int]
     sizes_bytes: list[int]
     birth: int
     deaths: list[int]
@@ -55,27 +53,38 @@ class Arena:
         insort(self.free_ranges, (start, stop))
 
 
-def assign_offsets(runs: list[Run]) -> tuple[dict[int, int], int]:
-    """Offsets in bytes of the slots of all runs, and the size of the memory. Two slots share bytes only when one has
-    died before the instruction at which the other is born.
+def assign_offsets(runs: list[Run]) -> tuple[list[int], int]:
+    """Offset in bytes of each run, and the size of the memory. Two slots share bytes only when one has died before the
+    instruction at which the other is born.
     """
     arena = Arena()
-    offsets: dict[int, int] = {}
+    offsets = [0] * len(runs)
     dying: dict[int, list[tuple[int, int]]] = {}  # instruction -> ranges that end there
     pending: list[int] = []  # sorted instructions in `dying`
-    for run in sorted(runs, key=lambda run: run.birth):
+    for number in sorted(range(len(runs)), key=lambda number: runs[number].birth):
+        run = runs[number]
         while pending and pending[0] < run.birth:
             for start, stop in dying.pop(pending.pop(0)):
                 arena.free(start, stop)
         total = -(-sum(run.sizes_bytes) // ALIGN_BYTES) * ALIGN_BYTES
-        offset = arena.allocate(total)
-        end = offset + total
-        for place, (slot, size, death) in enumerate(zip(run.slots, run.sizes_bytes, run.deaths, strict=True)):
+        offsets[number] = arena.allocate(total)
+        for death, start, stop in _ranges(run, offsets[number], total):
             assert death >= run.birth
-            offsets[slot] = offset
-            stop = end if place == len(run.slots) - 1 else offset + size
             if death not in dying:
                 insort(pending, death)
-            dying.setdefault(death, []).append((offset, stop))
-            offset = stop
+                dying[death] = []
+            dying[death].append((start, stop))
     return offsets, arena.size_bytes
+
+
+def _ranges(run: Run, start: int, total: int) -> list[tuple[int, int, int]]:
+    """(death, start, stop) of the neighbouring slots of a run that die together; the last has the rest of `total`."""
+    current, end, stop = run.deaths[0], start + total, start
+    ranges: list[tuple[int, int, int]] = []
+    for death, size in zip(run.deaths, run.sizes_bytes, strict=True):
+        if death != current:
+            ranges.append((current, start, stop))
+            start, current = stop, death
+        stop += size
+    ranges.append((current, start, end))
+    return ranges

@@ -49,7 +49,7 @@ def attention(
 
     Scores and their log-sum-exps are rounded to fp32, so expect relative errors of about 1e-7 times the largest score:
     results are within 1e-5 of exact ones up to scores of about 100. The gradient of q does worse where the keys of a
-    row have a large part in common, which cancels there: within 1e-5 up to scores of about 30.
+    row have a large part in common, which cancels there: within 1e-5 up to scores of about 20.
 
     Args:
         q: `[T_local, q_heads, head_dim]`, the queries of this rank's tokens, in the order of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -70,7 +71,7 @@ def unmet(blocks: Blocks, placement: Placement, cluster: Cluster, limits: Limits
     notes: list[str] = []
     for mask, name in enumerate(blocks.mask_names):
         part = blocks.of_mask(mask)
-        works = np.tile(blocks.work[part], blocks.groups)
+        works = np.tile(blocks.pairs[part].astype("float64"), blocks.groups)  # of one mask, so without its weight
         rank = placement.comp_rank[:, part].ravel().astype("int64")
         sequences = np.tile(blocks.tokens.sequence[blocks.q_block[part]], blocks.groups)
         of_ranks = loads(works, rank, cluster.ranks).reshape(cluster.nodes, -1)
@@ -80,22 +81,28 @@ def unmet(blocks: Blocks, placement: Placement, cluster: Cluster, limits: Limits
             ("node", of_nodes, of_nodes.mean(), limits.work_nodes, rank // cluster.ranks_per_node),
             ("rank", of_ranks, of_ranks.mean(axis=1, keepdims=True), limits.work_ranks, rank),
         ):
-            ratio = (load / np.maximum(mean, 1e-30)).ravel()
+            ratio = (load / np.maximum(mean, 1e-30)).ravel()  # no load, no mean
             worst = int(np.argmax(ratio))
             if ratio[worst] > 1 + limit + 1e-6:
                 heaviest = np.flatnonzero(members == worst)
                 heaviest = heaviest[np.argmax(works[heaviest])]
-                share = works[heaviest] / load.flat[worst] * ratio[worst]
+                cause = _cause(works[heaviest], load.flat[worst] / ratio[worst], limit, sequences[heaviest])
                 over = int(np.sum(ratio > 1 + limit + 1e-6))
                 notes.append(
                     f"computation of {unit} {worst}{of_mask} is {ratio[worst]:.2f} x the mean"
                     f"{' of its node' if unit == 'rank' and cluster.nodes > 1 else ''} (limit {1 + limit:g}"
-                    f"{f', {over} {unit}s above' if over > 1 else ''}): {_cause(share, limit, sequences[heaviest])}"
+                    f"{f', {over} {unit}s above' if over > 1 else ''}): {cause}"
                 )
     return (*notes, *_unmet_tokens(blocks, placement, cluster, limits.tokens_ranks))
 
 
-def _cause(share: float, limit: float, sequence: int) -> str:
+def _cause(heaviest: float, mean: float, limit: float, sequence: int) -> str:
+    """Why the load of a node or rank is above the limit, given the pairs of its heaviest block and the mean load."""
+    share = heaviest / mean
+    if ceil(mean) / mean > 1 + limit:  # smaller blocks would not help: they have whole pairs
+        return f"a mean of {mean:.3g} pairs allows {ceil(mean) / mean:.2f} x at best"
+    if heaviest == 1:
+        return "no better placement was found"
     if share > 1 + limit:
         return f"one computation block of sequence {sequence} alone is {share:.2f} x; use smaller block_tokens"
     if share > limit:
@@ -111,6 +118,8 @@ def _unmet_tokens(blocks: Blocks, placement: Placement, cluster: Cluster, limit:
         return []
     possible = max(float(tokens.max()), even_load(tokens, cluster.ranks, limit)) / mean
     cause = "no better placement was found"
-    if possible > 1 + limit:
+    if ceil(mean) / mean > 1 + limit:
+        cause = f"a mean of {mean:.3g} tokens allows {ceil(mean) / mean:.2f} x at best"
+    elif possible > 1 + limit and tokens.max() > 1:
         cause = f"token blocks of up to {tokens.max()} allow about {possible:.2f} x; use smaller block_tokens"
     return [f"tokens of rank {worst} are {load[worst] / mean:.2f} x the mean (limit {1 + limit:g}): {cause}"]

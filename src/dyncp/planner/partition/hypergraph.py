@@ -25,7 +25,7 @@ from dyncp.planner.partition.balance import Limits, repair, unmet
 from dyncp.planner.partition.estimate import Estimate, estimate
 from dyncp.planner.partition.nets import Nets, loads
 from dyncp.planner.partition.ownership import even_load, give_tokens
-from dyncp.planner.partition.solver import Hypergraph, partition
+from dyncp.planner.partition.solver import Hypergraph, Partition, partition
 
 TOKEN_EPSILON_NODES = 0.01  # how far above the mean the tokens of a node may lie
 TOKEN_EPSILON_RANKS = 0.05  # the same of a rank
@@ -36,6 +36,7 @@ TRIES = ((6.0, False), (12.0, False), (1.0, False), (3.0, True))
 TRIES_RANKS = 2  # within a node there is less to gain
 SMALL_TOKENS = 4096  # below, one try is enough
 LARGE = 16000  # computation blocks towards which there is time for fewer tries
+LEAST_WEIGHT = 2.0**-30  # of a mask next to the largest; the solver's integers cannot tell less from nothing
 
 
 class Tolerances(Protocol):
@@ -60,6 +61,7 @@ class Split(NamedTuple):
 
     block_part: Ints  # int64[B]
     comp_part: Ints  # int64[C]
+    failures: frozenset[str] = frozenset()  # what the solver said where it gave up
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +82,32 @@ def place(
 
     The same arguments give the same placement, in every process.
     """
-    nets = Nets.of_batch(blocks, shape, options.keep, options.wire)
-    block_node, comp_node = over_nodes(nets, shape, cluster, options)
+    nets = Nets.of_batch(even_weights(blocks), shape, options.keep, options.wire)
+    block_node, comp_node, failures = over_nodes(nets, shape, cluster, options)
     per_node = cluster.ranks_per_node
     block_rank, comp_rank = block_node * per_node, comp_node * per_node
     limit = even_load(nets.tokens, cluster.ranks, TOKEN_EPSILON_RANKS)
     for node in range(cluster.nodes):
         own_blocks, own_comps = np.flatnonzero(block_node == node), np.flatnonzero(comp_node == node)
         goal = Goal(per_node, options.epsilon_ranks, limit, TRIES_RANKS, options.seed)
-        block_part, comp_part = over_ranks(nets.restrict(own_blocks, own_comps), goal)
+        block_part, comp_part, failed = over_ranks(nets.restrict(own_blocks, own_comps), goal)
+        failures |= failed
         block_rank[own_blocks] += block_part
         comp_rank[own_comps] += comp_part
     if loads(nets.tokens, block_rank, cluster.ranks).max() > limit:  # blocks may have to change their node
         block_rank = give_tokens(nets, comp_rank, cluster.ranks, limit, block_rank)
     placement = Placement(block_rank, comp_rank.reshape(blocks.groups, len(blocks)))
     limits = Limits(options.epsilon_nodes, options.epsilon_ranks, TOKEN_EPSILON_RANKS)
-    return placement, unmet(blocks, placement, cluster, limits)
+    notes = tuple(f"the partitioner gave up and blocks were dealt out evenly: {text}" for text in sorted(failures))
+    return placement, unmet(blocks, placement, cluster, limits) + notes
+
+
+def even_weights(blocks: Blocks) -> Blocks:
+    """The blocks with mask weights of at most 2, and none lost next to another. Scaled by a power of two, which rounds
+    nothing."""
+    weights = np.asarray(blocks.mask_weights)
+    scaled = np.ldexp(weights, 1 - int(np.frexp(weights.max())[1]))
+    return replace(blocks, mask_weights=tuple(np.maximum(scaled, LEAST_WEIGHT).tolist()))
 
 
 def all_in_one(nets: Nets) -> Split:
@@ -111,10 +123,11 @@ def over_nodes(nets: Nets, shape: AttentionShape, cluster: Cluster, options: Tol
     """
     if cluster.nodes == 1:
         return all_in_one(nets)
+    slack = min(options.epsilon_ranks, cluster.ranks_per_node)  # no rank has more than its node
     machines = replace(
         cluster,
         ranks_per_node=1,
-        flops_per_s=cluster.flops_per_s * cluster.ranks_per_node / (1 + options.epsilon_ranks),
+        flops_per_s=cluster.flops_per_s * cluster.ranks_per_node / (1 + slack),
         intra_bytes_per_s=np.inf,  # unknown yet
     )
     token_limit = even_load(nets.tokens, cluster.nodes, TOKEN_EPSILON_NODES)
@@ -123,7 +136,7 @@ def over_nodes(nets: Nets, shape: AttentionShape, cluster: Cluster, options: Tol
         if time.transfer_s < time.compute_s / 2:
             break
         for over, split in tries(nets, Goal(cluster.nodes, epsilon, token_limit, len(TRIES), options.seed)):
-            spent = estimate(nets, *split, shape, machines)
+            spent = estimate(nets, split.block_part, split.comp_part, shape, machines)
             cost = over, spent.total_s(options.divisions)
             if cost < least:
                 least, time, best = cost, spent, split
@@ -135,7 +148,7 @@ def over_ranks(nets: Nets, goal: Goal) -> Split:
     least, best = (np.inf, np.inf), all_in_one(nets)
     if goal.parts > 1 and len(nets.tokens) + len(nets) > 0:
         for over, split in tries(nets, goal):
-            cost = over, nets.cut_bytes(*split, goal.parts)
+            cost = over, nets.cut_bytes(split.block_part, split.comp_part, goal.parts)
             if cost < least:
                 least, best = cost, split
     return best
@@ -145,13 +158,14 @@ def tries(nets: Nets, goal: Goal) -> Iterator[tuple[float, Split]]:
     """Several splits, and how far the fullest part of each is above its limit (as a fraction, 0 when none is)."""
     masks = np.unique(nets.mask).tolist()
     limits = {mask: even_load(nets.work[nets.mask == mask], goal.parts, goal.epsilon) for mask in masks}
-    number = 1 if nets.tokens.sum() < SMALL_TOKENS else max(1, min(goal.tries, LARGE // len(nets)))
+    number = 1 if nets.tokens.sum() < SMALL_TOKENS else max(1, min(goal.tries, LARGE // max(1, len(nets))))
     for token_share, shuffled in TRIES[:number]:
         start = together(nets, goal, token_share, goal.seed if shuffled else None)
-        block_part = give_tokens(nets, start, goal.parts, goal.token_limit)
-        comp_part = computation(nets, block_part, goal.parts, limits)
+        block_part = give_tokens(nets, start.part, goal.parts, goal.token_limit)
+        comp_part, failures = computation(nets, block_part, goal.parts, limits)
         block_part = give_tokens(nets, comp_part, goal.parts, goal.token_limit, block_part)
-        yield excess(nets, block_part, comp_part, goal, limits), Split(block_part, comp_part)
+        failures |= {start.failure} - {""}
+        yield excess(nets, block_part, comp_part, goal, limits), Split(block_part, comp_part, failures)
 
 
 def excess(nets: Nets, block_part: Ints, comp_part: Ints, goal: Goal, limits: dict[int, float]) -> float:
@@ -163,12 +177,12 @@ def excess(nets: Nets, block_part: Ints, comp_part: Ints, goal: Goal, limits: di
     return max(0.0, round(max(ratios) - 1, 6))
 
 
-def together(nets: Nets, goal: Goal, token_share: float, shuffle: int | None) -> Ints:
-    """int64[C]: the part of each computation block when one weight stands for both computation and tokens."""
+def together(nets: Nets, goal: Goal, token_share: float, shuffle: int | None) -> Partition:
+    """The part of each computation block when one weight stands for both computation and tokens."""
     blocks, comps = len(nets.tokens), len(nets.tokens) + np.arange(len(nets))
     owned = np.flatnonzero(nets.edge_token >= 0)
     weight = np.concatenate(
-        [nets.tokens / max(1, nets.tokens.sum()) * token_share, nets.work / max(1.0, nets.work.sum())]
+        [nets.tokens / max(1, nets.tokens.sum()) * token_share, nets.work / (float(nets.work.sum()) or 1.0)]
     )
     limit = max((1 + goal.epsilon) * weight.sum() / goal.parts, weight.max())
     graph = Hypergraph(
@@ -178,12 +192,15 @@ def together(nets: Nets, goal: Goal, token_share: float, shuffle: int | None) ->
         weight,
         np.full(len(weight), -1),
     )
-    return partition(graph, np.full(goal.parts, limit), shuffle)[blocks:]
+    found = partition(graph, np.full(goal.parts, limit), shuffle)
+    return Partition(found.part[blocks:], found.failure)
 
 
-def computation(nets: Nets, block_part: Ints, parts: int, limits: dict[int, float]) -> Ints:
-    """int64[C]: the part of each computation block, with the token blocks where they are; `limits` are per mask."""
+def computation(nets: Nets, block_part: Ints, parts: int, limits: dict[int, float]) -> tuple[Ints, frozenset[str]]:
+    """int64[C], the part of each computation block, with the token blocks where they are, and what the solver said
+    where it gave up; `limits` are per mask."""
     comp_part = np.zeros(len(nets), "int64")
+    failures: set[str] = set()
     for mask, limit in limits.items():
         part, comps = nets.of_mask(mask)
         vertices = parts + np.arange(len(part))  # behind one fixed vertex for the token blocks of each part
@@ -196,6 +213,7 @@ def computation(nets: Nets, block_part: Ints, parts: int, limits: dict[int, floa
             np.concatenate([np.zeros(parts), np.minimum(part.work, limit)]),  # a larger block has a part to itself
             np.concatenate([np.arange(parts), np.full(len(part), -1)]),
         )
-        found = partition(graph, np.full(parts, limit))[parts:]
-        comp_part[comps] = repair(part, block_part, found, parts, limit)
-    return comp_part
+        found = partition(graph, np.full(parts, limit))
+        failures |= {found.failure} - {""}
+        comp_part[comps] = repair(part, block_part, found.part[parts:], parts, limit)
+    return comp_part, frozenset(failures)

@@ -66,49 +66,76 @@ def _best_fit(value: Ints, tokens: Ints, limit: float) -> Ints:
 def _search(value: Ints, tokens: Ints, limit: float, start: Ints) -> Ints:
     """Moves and swaps while one lowers an overload, or gains bytes and makes no overload worse. A block that is larger
     than the limit may be where nothing else is."""
-    owner, load = start.copy(), loads(tokens, start, value.shape[1])
-    kept = value[np.arange(len(tokens)), owner]
-    limits = np.maximum(limit, tokens)
-    least = 1e-9 * float(value.max(initial=1.0))
+    search = _Search(value, tokens, limit, start)
     changed = True
     while changed:
         changed = False
         for block in range(len(tokens)):
-            here = owner[block]
-            over = load[here] > limits[block]
-            after = load + tokens[block]
-            gain = np.where(
-                (after <= limits[block]) | (over & (after < load[here])), value[block] - kept[block], -np.inf
-            )
-            gain[here] = -np.inf
-            to = int(np.argmax(gain))
-            if gain[to] > (-np.inf if over else least):
-                load[here] -= tokens[block]
-                load[to] += tokens[block]
-                owner[block], kept[block] = to, value[block, to]
+            if not search.may_gain(block):
+                continue
+            to = search.best_move(block)
+            if to >= 0:
+                search.move(block, to)
                 changed = True
                 continue
-            other = _best_swap(value, tokens, limits, (owner, load, kept), block)
+            other = search.best_swap(block)
             if other >= 0:
-                there = owner[other]
-                load[here] += tokens[other] - tokens[block]
-                load[there] += tokens[block] - tokens[other]
-                owner[block], owner[other] = there, here
-                kept[block], kept[other] = value[block, there], value[other, here]
+                here, there = search.owner[block], search.owner[other]
+                search.move(block, there)
+                search.move(other, here)
                 changed = True
-    return owner
+    return search.owner
 
 
-def _best_swap(value: Ints, tokens: Ints, limits: Ints, state: tuple[Ints, Ints, Ints], block: int) -> int:
-    """The block to change owners with, -1 for none."""
-    owner, load, kept = state
-    here = owner[block]
-    shift = tokens[block] - tokens
-    load_here, load_there = load[here] - shift, load[owner] + shift
-    fits = (load_here <= limits) & (load_there <= limits[block])
-    relief = (load[here] > limits[block]) & (np.maximum(load_here, load_there) < np.maximum(load[here], load[owner]))
-    gain = value[block, owner] + value[:, here] - kept - kept[block]
-    least = 1e-9 * float(value.max(initial=1.0))
-    gain[(owner == here) | ~(relief | (fits & (gain > least)))] = -np.inf
-    other = int(np.argmax(gain))
-    return other if gain[other] > -np.inf else -1
+class _Search:
+    """Owners of token blocks while they change."""
+
+    def __init__(self, value: Ints, tokens: Ints, limit: float, start: Ints) -> None:
+        self.value, self.tokens, self.owner = value, tokens, start.copy()
+        self.limits = np.maximum(limit, tokens)
+        self.load = loads(tokens, start, value.shape[1])
+        self.kept = value[np.arange(len(tokens)), start]  # bytes that need not move
+        self.most = value.max(axis=1)
+        self.least = 1e-9 * float(value.max(initial=1e-300))  # a smaller gain is none
+        # Blocks that would gain elsewhere; half of what gives a swap its gain, and half of that for rounding.
+        self.wanting = self.most - self.kept > self.least / 4
+
+    def over(self, block: int) -> bool:
+        return bool(self.load[self.owner[block]] > self.limits[block])
+
+    def may_gain(self, block: int) -> bool:
+        """Whether a move or a swap of a block can be worth it: most blocks are where they should be."""
+        return bool(self.wanting[block] or self.over(block) or self.wanting.any())
+
+    def move(self, block: int, to: int) -> None:
+        self.load[self.owner[block]] -= self.tokens[block]
+        self.load[to] += self.tokens[block]
+        self.owner[block], self.kept[block] = to, self.value[block, to]
+        self.wanting[block] = self.most[block] - self.kept[block] > self.least / 4
+
+    def best_move(self, block: int) -> int:
+        """The part to move to, -1 for none."""
+        here, over = self.owner[block], self.over(block)
+        after = self.load + self.tokens[block]
+        fits = (after <= self.limits[block]) | (over & (after < self.load[here]))
+        gain = np.where(fits, self.value[block] - self.kept[block], -np.inf)
+        gain[here] = -np.inf
+        to = int(np.argmax(gain))
+        return to if gain[to] > (-np.inf if over else self.least) else -1
+
+    def best_swap(self, block: int) -> int:
+        """The block to change owners with, -1 for none."""
+        here = self.owner[block]
+        # One of the two must gain, unless the swap lowers an overload.
+        among = slice(None) if self.wanting[block] or self.over(block) else np.flatnonzero(self.wanting)
+        owner, tokens = self.owner[among], self.tokens[among]
+        shift = self.tokens[block] - tokens
+        load_here, load_there = self.load[here] - shift, self.load[owner] + shift
+        fits = (load_here <= self.limits[among]) & (load_there <= self.limits[block])
+        relief = self.over(block) & (np.maximum(load_here, load_there) < np.maximum(self.load[here], self.load[owner]))
+        gain = self.value[block, owner] + self.value[among, here] - self.kept[among] - self.kept[block]
+        gain[(owner == here) | ~(relief | (fits & (gain > self.least)))] = -np.inf
+        other = int(np.argmax(gain))
+        if gain[other] == -np.inf:
+            return -1
+        return other if isinstance(among, slice) else int(among[other])

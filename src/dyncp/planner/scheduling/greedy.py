@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     """What the computation blocks of one mask read, as numbered pieces: (side, token block, head group)."""
 
     rank: Ints  # int64[C], rank of each computation block; block n of head group g is g * N + n
-    work: Ints  # float64[C]
+    work: Ints  # float64[C], pairs
     pieces: Ints  # int64[C, 2], its query piece and its KV piece
     owner: Ints  # int64[P], rank of each piece
     size_bytes: Ints  # int64[P], what moves of it in both passes
@@ -81,7 +81,7 @@ def inputs_of(blocks: Blocks, placement: Placement, part: slice, shape: Attentio
     side = np.array([Side.Q_IN, Side.KV_IN])[side]
     size_bytes = per_token[side] * blocks.tokens.tokens[block]
     rank = placement.comp_rank[:, part].ravel().astype("int64")
-    work = np.tile(blocks.work[part], groups)
+    work = np.tile(blocks.pairs[part].astype("float64"), groups)
     return Inputs(rank, work, pieces, placement.block_rank[block].astype("int64"), size_bytes, side, block, group)
 
 
@@ -131,9 +131,9 @@ Waiting = list[tuple[int, tuple[int, ...]]]  # computation blocks of a rank, and
 
 def divide(inputs: Inputs, cluster: Cluster, divisions: int) -> tuple[Ints, Ints]:
     """int64[C], the step of each computation block, and int64[M, 3], all (piece, rank, step) of arrivals."""
-    last = max(1, divisions - 1)
     remote = inputs.owner[inputs.pieces] != inputs.rank[:, None]
     away = np.flatnonzero(remote.any(axis=1))
+    last = max(1, min(divisions - 1, len(away)))  # each division has at least one of them
     waiting: list[Waiting] = [[] for _ in range(cluster.ranks)]
     for comp, rank, pieces, far in zip(
         away.tolist(), inputs.rank[away].tolist(), inputs.pieces[away].tolist(), remote[away].tolist(), strict=True
@@ -144,6 +144,8 @@ def divide(inputs: Inputs, cluster: Cluster, divisions: int) -> tuple[Ints, Ints
     arrivals = _Arrivals(inputs, cluster, divisions)
     load = np.bincount(inputs.rank[steps == 0], inputs.work[steps == 0], cluster.ranks).tolist()
     for step in range(1, last):
+        if not any(waiting):
+            break
         fill(waiting, arrivals, inputs, load, steps, step)
     if last > 1:
         bring_in(waiting, arrivals, last - 1)

@@ -27,9 +27,12 @@ class Reference:
             (q,), (k, v) = buffers.fields(q_slot), buffers.fields(kv_slot)
             scores_HQK, _ = _scores(_by_head(q), _by_head(k), score)
             scores_HQK.masked_fill_(~self._visible(comp), float("-inf"))
-            lse_HQ1 = scores_HQK.logsumexp(-1, keepdim=True)
-            p_HQK = (scores_HQK - finite(lse_HQ1)).exp_()
-            o_HQD = p_HQK @ _by_head(v)
+            # Weights that sum to 1 whatever the rounding of the log-sum-exp, which is coarse where scores are large.
+            top_HQ1 = finite(scores_HQK.amax(-1, keepdim=True))
+            p_HQK = (scores_HQK - top_HQ1).exp_()
+            total_HQ1 = p_HQK.sum(-1, keepdim=True)
+            o_HQD = p_HQK @ _by_head(v) / total_HQ1.masked_fill(total_HQ1 == 0, 1.0)
+            lse_HQ1 = top_HQ1 + total_HQ1.log()
             o, lse = buffers.fields(out_slot)
             merge(o, lse, o_HQD.transpose(0, 1), lse_HQ1.transpose(0, 1))
 
@@ -91,8 +94,8 @@ def visible(intervals: Tensor, start: int, stop: int) -> Tensor:
 
 
 def finite(lse: Tensor) -> Tensor:
-    """The log-sum-exp with 0 in place of minus infinity (rows that see nothing): then `exp(score - lse)` is 0 there
-    and not NaN."""
+    """The log-sum-exp, or the largest score, with 0 in place of minus infinity (rows that see nothing): then
+    `exp(score - lse)` is 0 there and not NaN."""
     return lse.masked_fill(lse == float("-inf"), 0.0)
 
 

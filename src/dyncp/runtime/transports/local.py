@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -25,6 +25,7 @@ class LocalWorld:
             raise ValueError(f"the world size is {world_size}; it must be at least 1")
         self.world_size = world_size
         self.failed: int | None = None  # the first rank that failed
+        self.interrupted = False
         self.changed = threading.Condition()
         self.boxes: dict[tuple[int, int, int], Tensor] = {}  # by source, destination and number of the message
 
@@ -37,6 +38,12 @@ class LocalWorld:
         with self.changed:
             if self.failed is None:
                 self.failed = rank
+            self.changed.notify_all()
+
+    def interrupt(self) -> None:
+        """End all waiting, because nobody asks for the results any more."""
+        with self.changed:
+            self.interrupted = True
             self.changed.notify_all()
 
 
@@ -80,10 +87,9 @@ class LocalTransport:
         world, peer = self.world, box[0]
         with world.changed:
             while box not in world.boxes:
-                if world.failed is not None:
-                    raise TransportError(
-                        f"rank {self.rank} waits for a message from rank {peer}, but rank {world.failed} failed"
-                    )
+                if world.failed is not None or world.interrupted:
+                    why = "the run was interrupted" if world.failed is None else f"rank {world.failed} failed"
+                    raise TransportError(f"rank {self.rank} waits for a message from rank {peer}, but {why}")
                 if not world.changed.wait(deadline_s - time.monotonic()) and box not in world.boxes:
                     raise TransportError(f"rank {self.rank} received nothing from rank {peer} within {timeout_s:g} s")
             return world.boxes.pop(box)
@@ -113,6 +119,11 @@ def run_ranks(world_size: int, fn: Callable[[LocalTransport], T]) -> list[T]:
 
     with ThreadPoolExecutor(world_size, thread_name_prefix="rank") as pool:
         futures = [pool.submit(run, rank) for rank in range(world_size)]
+        try:
+            wait(futures)
+        except KeyboardInterrupt:  # leaving the pool takes until all ranks have ended
+            world.interrupt()
+            raise
     if world.failed is not None:
         futures[world.failed].result()  # raises
     return [future.result() for future in futures]

@@ -14,7 +14,8 @@ PendingOps = list[tuple[dist.Work, str, bool]]  # what is waited for, in words, 
 
 
 class TorchDistTransport:
-    """The ranks of a process group. Each `start` is one `batch_isend_irecv`, hence one NCCL group.
+    """The ranks of a process group. With NCCL, each `start` is one `batch_isend_irecv`, hence one group of it; with
+    gloo, messages are started one by one, so that one which fails can be named.
 
     gloo checks no sizes: a message that is shorter than expected leaves the rest of the memory as it was, a longer one
     ends the process. So whoever sends makes sure first that both sides run the same plan (see `compare_ranks`).
@@ -55,15 +56,21 @@ class TorchDistTransport:
         for peer, is_send, data in messages:
             op, verb = (dist.isend, "send to") if is_send else (dist.irecv, "receive from")
             ops.append(dist.P2POp(op, data, dist.get_global_rank(self.group, peer), self.group))
-            labels.append((f"{verb} rank {peer} ({len(data)} bytes)", data.is_cuda))
+            labels.append(f"{verb} rank {peer} ({len(data)} bytes)")
+        if not messages[0][2].is_cuda:
+            return [self._start_one(op, label) for op, label in zip(ops, labels, strict=True)]
+        label = "; ".join(labels)
         try:
-            works = dist.batch_isend_irecv(ops)
+            return [(work, label, True) for work in dist.batch_isend_irecv(ops)]
         except RuntimeError as error:
-            peers = ", ".join(str(peer) for peer in dict.fromkeys(message[0] for message in messages))
-            raise TransportError(f"rank {self.rank} could not start messages with rank {peers}: {error}") from error
-        if len(works) != len(ops):  # NCCL: one for the whole batch
-            labels = [("; ".join(label for label, _ in labels), labels[0][1])] * len(works)
-        return [(work, *label) for work, label in zip(works, labels, strict=True)]
+            raise TransportError(f"rank {self.rank}: {label} could not start: {error}") from error
+
+    def _start_one(self, op: dist.P2POp, label: str) -> tuple[dist.Work, str, bool]:
+        try:
+            work = op.op(op.tensor, op.peer, self.group)
+        except RuntimeError as error:
+            raise TransportError(f"rank {self.rank}: {label} could not start: {error}") from error
+        return work, label, False
 
     def wait(self, handle: PendingOps, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
