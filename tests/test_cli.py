@@ -281,10 +281,16 @@ def test_verify_says_how_exact_a_plan_is(capsys, batch_file):
     assert code == 0 and "2e-02" in out
 
 
+def test_verify_gives_the_errors_of_each_mask(capsys, named_file):
+    code, out, _ = run(capsys, "verify", named_file, "--cluster", "cpu", "--strategy", "ring")
+    assert code == 0 and re.search(r"largest relative error +window +global\n", out)
+    assert re.search(r"  dq +\d\.\de-\d\d +\d\.\de-\d\d\n", out)
+
+
 def test_verify_fails_past_the_tolerance(capsys, monkeypatch):
     monkeypatch.setitem(verify.TOLERANCE, "float32", 1e-12)
     code, out, _ = run(capsys, "verify", "--lengths", "50", "--cluster", "cpu", "--strategy", "ring")
-    assert code == 1 and "0 of 1 batch passed" in out and "batch 0 fails: out" in out
+    assert code == 1 and "0 of 1 batch passed" in out and "mask 'default' fails: out" in out
 
 
 def test_verify_runs_a_corpus(capsys):

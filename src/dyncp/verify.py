@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -63,29 +64,40 @@ def verify(case: Case) -> dict[str, float]:
     """Plan a case, check the plan, execute it forward and backward under every mask, and compare with dense attention.
 
     Returns:
-        The largest relative L2 error, over the masks, of `out`, `dq`, `dk`, `dv` (and `dsinks`); infinite where a
-        result is not a finite number. Where nearly every row sees a single key, the gradients of queries, keys and
-        sinks are 0 up to rounding; so the size that an error is relative to is at least `LEAST_SIZE` times that of dV.
+        The largest error over the masks by name of result, see `mask_errors`.
 
     Raises:
         PlanError: the plan is broken.
         ValueError: the case cannot be planned.
     """
     planned = build(case.batch, case.shape, case.cluster, case.strategy, case.options)
-    check_plan(planned.plan, planned.layout.blocks)
+    check_plan(planned.plan, planned.layout.blocks, planned.batch)
+    by_mask = list(mask_errors(planned.plan, case).values())
+    return {label: reduce(worse, (errors[label] for errors in by_mask)) for label in by_mask[0]}
+
+
+def mask_errors(plan: Plan, case: Case) -> dict[str, dict[str, float]]:
+    """Execute a case's plan forward and backward under every mask, and compare with dense attention.
+
+    Returns:
+        By mask, the relative L2 error of `out`, `dq`, `dk`, `dv` (and `dsinks`); infinite where a result is not a
+        finite number. Where nearly every row sees a single key, the gradients of queries, keys and sinks are 0 up to
+        rounding; so the size that an error is relative to is at least `LEAST_SIZE` times that of dV.
+    """
     generator = torch.Generator().manual_seed(case.options.seed)
     inputs = _random_inputs(case, generator)
-    errors: dict[str, float] = {}
+    by_mask: dict[str, dict[str, float]] = {}
     for name in case.batch.mask_names:
-        got, expected = run_plan(planned.plan, case, inputs, name), run_dense(case, inputs, name)
+        errors = by_mask.setdefault(name, {})
+        got, expected = run_plan(plan, case, inputs, name), run_dense(case, inputs, name)
         least = LEAST_SIZE * expected.v.norm() / max(1, expected.v.numel()) ** 0.5
         for field, label in (("out", "out"), ("q", "dq"), ("k", "dk"), ("v", "dv"), ("sinks", "dsinks")):
             right = getattr(expected, field)
             if right is not None:
                 scale = right.norm() if field == "out" else torch.maximum(right.norm(), least * right.numel() ** 0.5)
                 error = float((getattr(got, field).double() - right).norm() / scale.clamp_min(1e-30))
-                errors[label] = worse(errors.get(label, 0.0), error)
-    return errors
+                errors[label] = worse(0.0, error)
+    return by_mask
 
 
 def worse(error: float, other: float) -> float:
