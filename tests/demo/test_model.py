@@ -89,7 +89,9 @@ def test_a_rank_without_tokens_still_takes_part():
 def test_a_batch_without_labels_is_a_step_like_any_other():
     trainer = Trainer(3, 0, lambda tensor: None)
     ids = torch.tensor([1, 2])
-    loss = trainer.step(ids, torch.zeros(2, dtype=torch.int64), torch.full([2], -100), 0, dense_of(causal(1), causal(1)))
+    loss = trainer.step(
+        ids, torch.zeros(2, dtype=torch.int64), torch.full([2], -100), 0, dense_of(causal(1), causal(1))
+    )
     assert loss == 0.0
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
 

@@ -108,6 +108,30 @@ def test_pairs_grid_counts_every_rectangle(dense: Dense, data):
         assert grid[i, j] == dense[q_bounds[i] : q_bounds[i + 1], k_bounds[j] : k_bounds[j + 1]].sum()
 
 
+@settings(max_examples=200)
+@given(dense_masks(), st.data())
+def test_pairs_blocks_are_the_cells_with_pairs(dense: Dense, data):
+    """Also bounds that leave rows out or repeat; and several slices in one cell make one block."""
+    q_bounds, k_bounds = (
+        sorted(data.draw(st.lists(st.integers(0, length), min_size=1, max_size=6))) for length in dense.shape
+    )
+    mask = mask_of(dense)
+    i, j, pairs = mask.pairs_blocks(np.array(q_bounds), np.array(k_bounds))
+    grid = mask.pairs_grid(np.array(q_bounds), np.array(k_bounds))
+    assert [column.tolist() for column in np.nonzero(grid)] == [i.tolist(), j.tolist()]
+    assert pairs.tolist() == grid[i, j].tolist()
+
+
+def test_pairs_blocks_of_a_grid_too_large_to_write_out():
+    length = 2**31 - 1
+    bounds = np.append(np.arange(0, length, 2**14), length)  # 131,072 x 131,072 cells
+    mask = Mask(length, length, [[0, length, 0, 0, 1, 0], [5, 6, 9, 0, length, 0]])
+    i, j, pairs = mask.pairs_blocks(bounds, bounds)
+    assert len(i) == 2 * (len(bounds) - 1) - 1
+    assert int(pairs.sum()) == mask.pairs() == length + length - 9
+    assert (i[0], j[0], int(pairs[0])) == (0, 0, 2**14 + 2**14 - 9)
+
+
 def test_pairs_grid_counts_in_parts(monkeypatch):
     rng = np.random.default_rng(0)
     dense = rng.random((40, 30)) < 0.5

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 from builders import causal_batch
-from lookahead.loading import IN_PROCESS, LENGTHS, LONG_TAIL_CUT, SHAPE, Counting, open_loaders, planning
+from lookahead.loading import IN_PROCESS, LENGTHS, LONG_TAIL_CUT, Counting, open_loaders, planning
 
 from dyncp import masks
-from dyncp.ir.cluster import Cluster
-from dyncp.lookahead import Batching, DynamicLoader, LookAhead, Planning, PlanningError
+from dyncp.lookahead import Batching, DynamicLoader, LookAhead, PlanningError
 from dyncp.lookahead.producer import PLAN
 from dyncp.lookahead.stores.memory import MemoryStore
 from dyncp.lookahead.workers import plan_parts

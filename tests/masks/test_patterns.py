@@ -150,6 +150,30 @@ def test_pairs_of_a_long_tailed_batch(make, pairs: int):
     assert sum(make(length).pairs() for length in LONGTAIL) == pairs
 
 
+def test_more_answers_than_tokens_cost_nothing():
+    assert masks.shared_question_split(100, 0.2, 2_000_000_000) == (20, [80])
+    assert masks.shared_question_split(1, 0.2, 2_000_000_000) == (1, [])
+
+
+def test_millions_of_parts_are_refused_early():
+    """Two interleaved chains: no node is next to its parent, so each sees a range of keys of its own per ancestor."""
+    count = 10_000
+    with pytest.raises(ValueError, match=r"at most 4194304 .* put each node next to its parent"):
+        masks.tree([-1, -1, *range(count - 2)], [1] * count)
+    with pytest.raises(ValueError, match=r"10000000 answers"):
+        masks.shared_question_split(2**31 - 1, 0.2, 10_000_000)
+
+
+def test_the_limit_counts_slices(monkeypatch):
+    parents, lengths = [-1, -1, 0, 1, 2, 3], [1] * 6
+    count = len(masks.tree(parents, lengths).slices)
+    monkeypatch.setattr("dyncp.masks.patterns.MAX_SLICES", count)
+    assert len(masks.tree(parents, lengths).slices) == count
+    monkeypatch.setattr("dyncp.masks.patterns.MAX_SLICES", count - 1)
+    with pytest.raises(ValueError, match=f"{count} slices or more"):
+        masks.tree(parents, lengths)
+
+
 def test_shared_question_split():
     assert masks.shared_question_split(131_072) == (26_214, [26_214, 26_214, 26_214, 26_216])
     assert masks.shared_question_split(100, fraction=0.29, answers=3) == (29, [23, 23, 25])

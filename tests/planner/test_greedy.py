@@ -145,6 +145,18 @@ def test_one_division_still_computes_local_blocks_first():
     assert set(schedule.transfers.step[~inputs].tolist()) == {3}
 
 
+@pytest.mark.parametrize("divisions", [10**9, 2**70])
+def test_no_more_divisions_than_blocks(divisions):
+    """Every division has a block, so far more divisions than blocks are no more work, and change nothing."""
+    for seed in range(8):
+        cluster = Cluster(1 + seed % 2, 3)
+        blocks, _, schedule = scheduled(seed, cluster, divisions)
+        enough = scheduled(seed, cluster, 2 * len(blocks) + 2)[2]
+        assert schedule.comp_step.max(initial=0) <= 2 * len(blocks)
+        assert np.array_equal(schedule.comp_step, enough.comp_step)
+        assert rows(schedule.transfers) == rows(enough.transfers)
+
+
 @pytest.mark.parametrize("ranks", [1, 5])
 def test_nothing_moves_when_all_is_local(ranks):
     blocks = make_blocks(causal_batch(20, 20), 2, uniform_cut(4))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders import SHAPE, causal_batch, random_batch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dyncp import masks
@@ -25,7 +25,6 @@ from dyncp.planner.partition.estimate import received_bytes
 from dyncp.planner.partition.hypergraph import TOKEN_EPSILON_RANKS, place
 from dyncp.planner.partition.nets import Nets, loads
 from dyncp.planner.partition.ownership import even_load, give_tokens, longest_first
-from dyncp.planner.partition.solver import Hypergraph, partition
 from dyncp.planner.scheduling.greedy import greedy_schedule
 from dyncp.strategies.api import Options
 
@@ -201,6 +200,31 @@ def test_a_block_heavier_than_a_share_is_noted():
     assert any(n.startswith("tokens of rank") and "blocks of up to 64 allow about 2.67 x" in n for n in notes)
 
 
+def notes_of(batch, cluster, block_tokens):
+    return placed(batch, cluster, block_tokens=block_tokens)[2]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 6, 60])
+def test_blocks_of_one_token_cannot_be_smaller(length):
+    for ranks in (2, 4, 7, 16):
+        notes = notes_of(causal_batch(length), Cluster(1, ranks), 1)
+        assert not any("use smaller" in note for note in notes)
+        mean = length / ranks
+        best = -(-length // ranks) / mean
+        wanted = f"a mean of {mean:.3g} tokens allows {best:.2f} x at best"
+        assert any(wanted in note for note in notes) == (best > 1.05)
+
+
+def test_advice_says_how_far_it_goes():
+    notes = notes_of(causal_batch(5), Cluster(1, 8), 1024)
+    assert notes[-1] == (
+        "tokens of rank 0 are 8.00 x the mean (limit 1.05): token blocks of up to 5 allow about 8.00 x; "
+        "use smaller block_tokens, but a mean of 0.625 tokens allows 1.60 x at best"
+    )
+    (compute,) = [note for note in notes_of(causal_batch(1), Cluster(1, 4), 8) if note.startswith("computation")]
+    assert compute.endswith(": a mean of 0.5 pairs allows 2.00 x at best")
+
+
 def test_notes_name_mask_node_and_cause():
     batch = Batch([Sequence(8, {"a": masks.causal(8), "b": masks.full(8, 8)})])
     blocks = blocks_of(batch, 1)
@@ -235,6 +259,69 @@ def test_fewer_blocks_than_ranks(batch, cluster):
     assert most == -(-len(blocks.tokens) // cluster.ranks)
 
 
+def blind(length):
+    return Sequence(length, masks.from_slices(length, length, []))
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 3)], ids=str)
+@pytest.mark.parametrize("lengths", [(8192,), (9000, 7, 64), (60000, -4096)], ids=str)
+def test_many_tokens_without_computation(lengths, cluster):
+    """Nothing sees anything, or (the negative length, a causal one) one node gets tokens and no computation."""
+    sequences = [blind(n) if n > 0 else Sequence(-n, masks.causal(-n)) for n in lengths]
+    blocks, placement, _ = placed(Batch(sequences), cluster, block_tokens=512)
+    _, tokens = imbalances(blocks, placement, cluster.ranks)
+    assert tokens <= 1 + TOKEN_EPSILON_RANKS
+
+
+WEIGHTS = st.sampled_from([5e-324, 1e-300, 1e-16, 1e-9, 0.1, 1.0, 7.0, 1e9, 1e300, 1.7e308])
+EPSILONS = st.sampled_from([1e-300, 1e-12, 1e-6, 0.01, 0.1, 3.0, 1e300, 1.7e308])
+
+
+@settings(max_examples=60)
+@given(
+    weights=st.tuples(WEIGHTS, WEIGHTS),
+    epsilons=st.tuples(EPSILONS, EPSILONS),
+    lengths=st.lists(st.integers(1, 300) | st.just(1), min_size=1, max_size=12),
+    nodes=st.integers(1, 2),
+)
+def test_any_weights_and_tolerances(weights, epsilons, lengths, nodes):
+    sequences = [Sequence(n, {"a": masks.causal(n), "b": masks.sliding_window(n, 9)}) for n in lengths]
+    blocks, placement, notes = placed(
+        Batch(sequences, dict(zip("ab", weights, strict=True))),
+        Cluster(nodes, 3),
+        block_tokens=32,
+        epsilon_nodes=epsilons[0],
+        epsilon_ranks=epsilons[1],
+    )
+    assert not any("gave up" in note for note in notes)
+    for mask in (0, 1):  # what longest-first reaches, whatever the weight
+        part = blocks.of_mask(mask)
+        works = np.tile(blocks.pairs[part].astype(float), 2)
+        rank = placement.comp_rank[:, part].ravel()
+        if nodes == 1:
+            limit = even_load(works, 3, min(epsilons[1], 3))
+            assert loads(works, rank, 3).max() <= max(limit, works.max()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("options", [{"epsilon_ranks": 1e-6}, {"epsilon_nodes": 1e-9}], ids=str)
+def test_tight_tolerances_beside_many_short_sequences(options):
+    blocks, placement, notes = placed(causal_batch(16384, *[1] * 300), Cluster(2, 4), block_tokens=256, **options)
+    assert imbalances(blocks, placement, 8)[0] <= 1.5
+    assert not any("gave up" in note for note in notes)
+
+
+def test_only_the_ratio_of_weights_matters():
+    def of(*weights):
+        batch = Batch(
+            [Sequence(n, {"a": masks.causal(n), "b": masks.full(n)}) for n in (900, 500, 77)],
+            dict(zip("ab", weights, strict=True)),
+        )
+        return placed(batch, Cluster(2, 2), block_tokens=64)[1]
+
+    first, again = of(1, 3), of(2.0**1000, 3 * 2.0**1000)
+    assert np.array_equal(first.block_rank, again.block_rank) and np.array_equal(first.comp_rank, again.comp_rank)
+
+
 SCRIPT = """
 import sys
 sys.path[:0] = sys.argv[2:]
@@ -264,23 +351,6 @@ def test_the_same_placement_every_time_and_in_every_process():
 
 
 # The parts
-
-
-def test_the_solver_keeps_fixed_vertices_and_limits():
-    """A chain of 40 vertices behind two fixed ones without weight: cut once, in the middle."""
-    chain = np.arange(39)
-    graph = Hypergraph(
-        np.concatenate([chain, chain, [39, 39, 40, 40]]),
-        np.concatenate([chain, chain + 1, [40, 0, 41, 39]]),
-        np.ones(41),
-        np.concatenate([np.ones(40), [0, 0]]),
-        np.concatenate([np.full(40, -1), [1, 0]]),
-    )
-    for shuffle in (None, 0, 1):
-        part = partition(graph, np.full(2, 21.0), shuffle)
-        assert part[40:].tolist() == [1, 0]
-        assert np.bincount(part[:40]).max() <= 21
-        assert np.count_nonzero(np.diff(part[:40])) == 1
 
 
 def test_even_load():

@@ -21,7 +21,8 @@ def result_table(result: dict[str, Any]) -> str:
             f"{planning['plans']} plans, {format_seconds(planning['planning_s'])}, of which "
             f"{format_seconds(planning['busiest_s'])} on the busiest rank; training waited "
             f"{format_seconds(planning['waited_s'])}, {format_seconds(planning['first_wait_s'])} of it before the "
-            f"first step; hidden (1 - waited / busiest) {planning['hidden']:.0%} ({planning['hidden_after_first_step']:.0%} after that step)",
+            f"first step; hidden (1 - waited / busiest) {planning['hidden']:.0%}, "
+            f"{planning['hidden_after_first_step']:.0%} after that step",
         ),
         (
             "time",

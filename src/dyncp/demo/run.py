@@ -105,6 +105,7 @@ def train_distributed(config: DemoConfig, dataset: TextFiles) -> list[dict[str, 
         if code == 0 and (folder / RESULT_FILE).exists():
             return list(json.loads((folder / RESULT_FILE).read_text()))
         cause, traceback = first_failure(folder, config.ranks)
+    sys.stderr.write("\n")  # a progress bar may stand on the line
     if traceback:
         details.write_text(traceback)
         cause += f" (traceback in {details})"

@@ -86,7 +86,8 @@ def unmet(blocks: Blocks, placement: Placement, cluster: Cluster, limits: Limits
             if ratio[worst] > 1 + limit + 1e-6:
                 heaviest = np.flatnonzero(members == worst)
                 heaviest = heaviest[np.argmax(works[heaviest])]
-                cause = _cause(works[heaviest], load.flat[worst] / ratio[worst], limit, sequences[heaviest])
+                of_worst = np.broadcast_to(mean, load.shape).flat[worst]
+                cause = _cause(works[heaviest], of_worst, limit, sequences[heaviest])
                 over = int(np.sum(ratio > 1 + limit + 1e-6))
                 notes.append(
                     f"computation of {unit} {worst}{of_mask} is {ratio[worst]:.2f} x the mean"
@@ -99,15 +100,20 @@ def unmet(blocks: Blocks, placement: Placement, cluster: Cluster, limits: Limits
 def _cause(heaviest: float, mean: float, limit: float, sequence: int) -> str:
     """Why the load of a node or rank is above the limit, given the pairs of its heaviest block and the mean load."""
     share = heaviest / mean
-    if ceil(mean) / mean > 1 + limit:  # smaller blocks would not help: they have whole pairs
-        return f"a mean of {mean:.3g} pairs allows {ceil(mean) / mean:.2f} x at best"
-    if heaviest == 1:
-        return "no better placement was found"
+    what = ""
     if share > 1 + limit:
-        return f"one computation block of sequence {sequence} alone is {share:.2f} x; use smaller block_tokens"
-    if share > limit:
-        return f"its computation blocks are up to {share:.2f} x (one of sequence {sequence}); use smaller block_tokens"
-    return "no better placement was found"
+        what = f"one computation block of sequence {sequence} alone is {share:.2f} x"
+    elif share > limit:
+        what = f"its computation blocks are up to {share:.2f} x (one of sequence {sequence})"
+    return _advice(what, heaviest > 1, mean, limit, "pairs")
+
+
+def _advice(what: str, divisible: bool, mean: float, limit: float, unit: str) -> str:
+    """Names a cause, `what`, and what helps: smaller blocks down to one pair or token, and nothing below that."""
+    parts = [f"{what}; use smaller block_tokens"] if what and divisible else []
+    if ceil(mean) / mean > 1 + limit:
+        parts.append(f"a mean of {mean:.3g} {unit} allows {ceil(mean) / mean:.2f} x at best")
+    return ", but ".join(parts) or "no better placement was found"
 
 
 def _unmet_tokens(blocks: Blocks, placement: Placement, cluster: Cluster, limit: float) -> list[str]:
@@ -117,9 +123,6 @@ def _unmet_tokens(blocks: Blocks, placement: Placement, cluster: Cluster, limit:
     if load[worst] <= mean * (1 + limit + 1e-6):
         return []
     possible = max(float(tokens.max()), even_load(tokens, cluster.ranks, limit)) / mean
-    cause = "no better placement was found"
-    if ceil(mean) / mean > 1 + limit:
-        cause = f"a mean of {mean:.3g} tokens allows {ceil(mean) / mean:.2f} x at best"
-    elif possible > 1 + limit and tokens.max() > 1:
-        cause = f"token blocks of up to {tokens.max()} allow about {possible:.2f} x; use smaller block_tokens"
+    what = f"token blocks of up to {tokens.max()} allow about {possible:.2f} x" if possible > 1 + limit else ""
+    cause = _advice(what, bool(tokens.max() > 1), mean, limit, "tokens")
     return [f"tokens of rank {worst} are {load[worst] / mean:.2f} x the mean (limit {1 + limit:g}): {cause}"]

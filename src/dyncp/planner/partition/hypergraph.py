@@ -89,7 +89,7 @@ def place(
     limit = even_load(nets.tokens, cluster.ranks, TOKEN_EPSILON_RANKS)
     for node in range(cluster.nodes):
         own_blocks, own_comps = np.flatnonzero(block_node == node), np.flatnonzero(comp_node == node)
-        goal = Goal(per_node, options.epsilon_ranks, limit, TRIES_RANKS, options.seed)
+        goal = Goal(per_node, min(options.epsilon_ranks, per_node), limit, TRIES_RANKS, options.seed)
         block_part, comp_part, failed = over_ranks(nets.restrict(own_blocks, own_comps), goal)
         failures |= failed
         block_rank[own_blocks] += block_part
@@ -123,7 +123,8 @@ def over_nodes(nets: Nets, shape: AttentionShape, cluster: Cluster, options: Tol
     """
     if cluster.nodes == 1:
         return all_in_one(nets)
-    slack = min(options.epsilon_ranks, cluster.ranks_per_node)  # no rank has more than its node
+    # no rank has more than its node, no node more than all
+    slack, wide = min(options.epsilon_ranks, cluster.ranks_per_node), min(options.epsilon_nodes, cluster.nodes)
     machines = replace(
         cluster,
         ranks_per_node=1,
@@ -132,7 +133,7 @@ def over_nodes(nets: Nets, shape: AttentionShape, cluster: Cluster, options: Tol
     )
     token_limit = even_load(nets.tokens, cluster.nodes, TOKEN_EPSILON_NODES)
     least, time, best = (np.inf, np.inf), Estimate(0.0, np.inf), all_in_one(nets)
-    for epsilon in sorted({min(TIGHT, options.epsilon_nodes), options.epsilon_nodes}):
+    for epsilon in sorted({min(TIGHT, wide), wide}):
         if time.transfer_s < time.compute_s / 2:
             break
         for over, split in tries(nets, Goal(cluster.nodes, epsilon, token_limit, len(TRIES), options.seed)):

@@ -54,6 +54,8 @@ def partition(graph: Hypergraph, limits: Ints, shuffle: int | None = None) -> Pa
         limits: float64[K], the largest vertex weight of each part. The solver may fail to keep them.
         shuffle: the seed of another order of the vertices than the given one.
     """
+    if len(limits) == 1:  # the process would die
+        return Partition(np.zeros(len(graph.vertex_weight), "int64"))
     order = np.arange(len(graph.vertex_weight))
     if shuffle is not None:
         order = np.random.default_rng(shuffle).permutation(order)
