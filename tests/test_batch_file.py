@@ -168,5 +168,5 @@ def test_bad_files_are_refused(tmp_path):
 def test_two_values_under_one_key_are_refused(tmp_path, text):
     path = tmp_path / "batch.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="is not JSON: an object has the key '(length|sequences)' twice"):
+    with pytest.raises(ValueError, match=r"is not JSON: an object has the key '(length|sequences)' twice"):
         read_batch(path)

@@ -15,7 +15,7 @@ def plain_search(value, tokens, limit, start):
     """Every move and every swap of every block, until none is left."""
     owner, count, parts = start.copy(), len(tokens), value.shape[1]
     load = loads(tokens, start, parts)
-    limits, least = np.maximum(limit, tokens), 1e-9 * value.max()
+    limits, least = np.maximum(limit, tokens), 1e-9 * value.max(initial=0.0)
     changed = True
     while changed:
         changed = False

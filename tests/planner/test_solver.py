@@ -56,6 +56,10 @@ def test_the_scale_of_weights_does_not_matter(scale):
     assert np.array_equal(found.part, partition(chain(np.ones(40)), np.full(2, 21.0)).part)
 
 
+def test_one_part_needs_no_solver():
+    assert partition(chain([3, 2, 1]), np.full(1, 6.0)).part.tolist() == [0, 0, 0]
+
+
 @given(
     weights=st.lists(st.floats(0, 1) | st.just(1e-30) | st.floats(1e9, 1e12), min_size=1, max_size=60),
     parts=st.integers(1, 9),
