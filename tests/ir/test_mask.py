@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from masks.dense_masks import Dense, dense_masks, spans
 
+from dyncp import masks
 from dyncp.ir.mask import Mask
 
 
@@ -241,3 +242,9 @@ def test_check_finds_overlapping_slices():
 def test_bad_arguments_are_refused(call, message: str):
     with pytest.raises(ValueError, match=message):
         call(Mask(4, 6, [[0, 4, 0, 0, 3, 1]]))
+
+
+def test_the_diagonal_of_a_causal_mask_is_one_slice():
+    """So kernels see it as causal, and plans stay small."""
+    assert masks.causal(64).crop(16, 32, 16, 32).slices.tolist() == [[0, 16, 0, 0, 1, 1]]
+    assert masks.sliding_window(64, 8).crop(16, 32, 16, 32).slices.tolist() == [[0, 7, 0, 0, 1, 1], [7, 16, 0, 1, 8, 1]]

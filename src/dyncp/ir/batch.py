@@ -10,6 +10,7 @@ from dyncp.ir.arguments import plain_name, positive_number, whole_number
 from dyncp.ir.mask import Mask
 
 DEFAULT_MASK = "default"
+MAX_WEIGHT = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Batch:
         for name, weight in weights.items():
             if name not in names:
                 raise ValueError(f"weight for unknown mask {name!r}; the batch has {', '.join(names)}")
-            positive_number(f"the weight of mask {name!r}", weight)
+            if positive_number(f"the weight of mask {name!r}", weight) > MAX_WEIGHT:
+                raise ValueError(f"the weight of mask {name!r} is {weight}; expected a number of layers, at most 1e9")
         object.__setattr__(self, "weights", weights)
 
     @property

@@ -271,7 +271,9 @@ def _crop_keys(slices: Ints, start: int, stop: int) -> Ints:
     # Rows, counted from q_start, that see any of the keys: [first, last).
     first = np.where(hi > start, 0, np.where(hi_step == 1, start - hi + 1, rows))
     last = np.where(lo_step == 1, np.minimum(stop - lo, rows), np.where(lo < stop, rows, 0))
-    meets = (np.where(lo_step == 1, start - lo, 0), np.where(hi_step == 1, stop - hi, 0))
+    # The rows before lo has reached start, and those before hi has gone past stop.
+    past = np.where(hi < stop, stop - hi + 1, 0)
+    meets = (np.where(lo_step == 1, start - lo, 0), np.where(hi_step == 1, past, 0))
     cuts = np.sort(np.stack([np.clip(meet, first, np.maximum(first, last)) for meet in meets]), axis=0)
     begin = np.concatenate([first, cuts[0], cuts[1]])
     end = np.concatenate([cuts[0], cuts[1], last])

@@ -31,7 +31,9 @@ class Options:
             Read by `dynamic`.
         keep: What remote data the forward keeps for the backward: `none`, `kv` or `all`.
         wire: Dtype of partial results in transfers: `model` or `float32`.
-        seed: Of everything random.
+        seed: Of the order in which one of several tries shows the blocks to the partitioner when they are split over
+            nodes. Plans for one node, for batches of fewer than 4,096 tokens or of more than about 4,000 computation
+            blocks (counted once per head group), and of the strategies that do not partition, do not depend on it.
 
     Raises:
         ValueError: a number out of range or an unknown word.
