@@ -68,6 +68,7 @@ def test_cluster():
         (lambda: Batch([Sequence(2, masks.full(2))], {"deep": 2}), "unknown mask 'deep'"),
         (lambda: Batch([Sequence(2, masks.full(2))], {"default": 0}), "expected a positive, finite number"),
         (lambda: Batch([Sequence(2, masks.full(2))], {"default": float("inf")}), "expected a positive, finite number"),
+        (lambda: Batch([Sequence(2, masks.full(2))], {"default": 1e10}), "a number of layers, at most 1e9"),
         (lambda: Batch([1]), "sequence 0 of the batch is 1"),
         (lambda: Sequence(2.0, masks.full(2)), "length is 2.0; expected a whole number"),
         (lambda: Sequence(True, masks.full(1)), "length is True; expected a whole number"),
