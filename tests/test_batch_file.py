@@ -87,7 +87,7 @@ def test_written_batches_are_read_back(tmp_path_factory, dense_list: list, is_na
         (5, "sequence 1 is 5; expected an object with the keys length"),
         ({}, "sequence 1: it has no length"),
         ({"mask": CAUSAL}, "sequence 1: it has no length"),
-        ({"length": 0}, "sequence 1: length is 0; expected a whole number of at least 1"),
+        ({"length": 0}, "sequence 1: length is 0; expected a whole number from 1"),
         ({"length": -4}, "sequence 1: length is -4"),
         ({"length": True}, "sequence 1: length is True"),
         ({"length": 4.5}, "sequence 1: length is 4.5"),

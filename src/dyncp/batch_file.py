@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dyncp.ir.arguments import whole_number
 from dyncp.ir.batch import DEFAULT_MASK, Batch, Sequence
 from dyncp.ir.codec import MAGIC
 from dyncp.ir.mask import Mask
 from dyncp.ir.text import TITLE
 from dyncp.masks import from_spec, to_spec
-from dyncp.masks.arguments import whole_number
 
 BATCH_KEYS = ("sequences", "weights")
 SEQUENCE_KEYS = ("length", "kv_length", "mask", "masks", "weights")

@@ -268,6 +268,19 @@ def test_token_table_of_another_batch(good, field):
     refused(replace(good.plan, header=header), good, "token block|rows|go on at")
 
 
+@pytest.mark.parametrize("lengths", [(31, 7), (30, 8), (30,), (30, 7, 5), (12, 7)])
+def test_another_batch(good, lengths):
+    """Tokens that nobody computes, a sequence too many or too few; without the blocks to compare with."""
+    with pytest.raises(PlanError, match=r"the plan is for sequences of \[30, 7\]... queries, not"):
+        check_plan(good.plan, batch=causal_batch(*lengths))
+
+
+def test_other_mask_names(good):
+    batch = Batch([Sequence(length, {"other": masks.causal(length)}) for length in (30, 7)])
+    with pytest.raises(PlanError, match="the plan has masks"):
+        check_plan(good.plan, batch=batch)
+
+
 def test_weights_of_another_batch(good):
     header = replace(good.plan.header, mask_weights=(2.0,))
     refused(replace(good.plan, header=header), good, "the plan has masks")

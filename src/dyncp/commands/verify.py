@@ -32,16 +32,16 @@ class Command:
     planning: Options = field(default_factory=Options)
     strategy: Annotated[str, arg(metavar="|".join(STRATEGIES))] = "dynamic"
     """How to spread the batch."""
-    corpus: Annotated[int, arg(metavar="N")] = 0
+    corpus: Annotated[int | None, arg(metavar="N")] = None
     """Verify N random batches instead of one: lengths 1 to 600, every kind of mask, 1 to 8 ranks, every strategy and
     keep. Of the other options only --seed has a meaning then."""
 
 
 def run(command: Command) -> int:
     """Do what `Command` says; 1 when an error is above its tolerance."""
-    if command.corpus < 0:
-        raise ValueError(f"--corpus is {command.corpus}; it must be at least 1")
-    if command.corpus:
+    if command.corpus is not None:
+        if command.corpus < 1:
+            raise ValueError(f"--corpus is {command.corpus}; it must be at least 1")
         if command.batch != BatchOptions():
             raise ValueError("got both a batch and --corpus; choose one")
         seed = command.planning.seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,17 @@ def whole_number(name: str, value: Any, least: int, most: int = MAX_COUNT) -> in
     if number is None or isinstance(value, (bool, np.bool_)) or not least <= number <= most:
         raise ValueError(f"{name} is {value!r}; expected a whole number from {least} to {most}")
     return number
+
+
+def whole_numbers(name: str, values: Any, least: int) -> list[int]:
+    """`values` as a list of ints.
+
+    Raises:
+        ValueError: not a list, or one of them is not a whole number of at least `least`.
+    """
+    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} is {values!r}; expected a list of whole numbers")
+    return [whole_number(f"{name}[{index}]", value, least) for index, value in enumerate(values)]
 
 
 def positive_number(name: str, value: Any, finite: bool = True) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 from dyncp.ir.arrays import Ints
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import HAS_KV, HAS_Q, Blocks
-from dyncp.ir.origin import check_masks, check_tokens, expected_comps
+from dyncp.ir.origin import check_blocks, check_masks, check_sequences, expected_comps
 from dyncp.ir.plan import (
     FORWARD,
     PASSES,
@@ -97,7 +97,9 @@ def check_plan(plan: Plan, blocks: Blocks | None = None, batch: Batch | None = N
     except ValueError as error:
         raise PlanError(str(error)) from None
     if blocks is not None:
-        check_tokens(plan, blocks)
+        check_blocks(plan, blocks)
+    if batch is not None:
+        check_sequences(plan, batch)
     for mask, name in enumerate(plan.header.mask_names):
         expected = expected_comps(plan, mask, blocks)
         if batch is not None:

@@ -6,12 +6,26 @@ import numpy as np
 
 from dyncp.ir.arrays import Ints
 from dyncp.ir.batch import Batch
-from dyncp.ir.blocks import Blocks
+from dyncp.ir.blocks import HAS_KV, HAS_Q, Blocks
 from dyncp.ir.mask import Mask
 from dyncp.ir.plan import Plan, PlanError
 
 
-def check_tokens(plan: Plan, blocks: Blocks) -> None:
+def check_sequences(plan: Plan, batch: Batch) -> None:
+    """The plan's token blocks, which tile sequences, tile those of the batch, and it has the batch's masks."""
+    tokens = plan.header.tokens
+    for what, role in (("queries", HAS_Q), ("keys", HAS_KV)):
+        blocks = np.flatnonzero(tokens.role & role)
+        planned = np.zeros(int(tokens.sequence.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(planned, tokens.sequence[blocks], tokens.stop[blocks])
+        wanted = [sequence.length if role == HAS_Q else sequence.keys for sequence in batch.sequences]
+        if planned.tolist() != wanted:
+            raise PlanError(f"the plan is for sequences of {planned[:8].tolist()}... {what}, not {wanted[:8]}...")
+    if plan.header.mask_names != batch.mask_names:
+        raise PlanError(f"the plan has masks {plan.header.mask_names}, not {batch.mask_names}")
+
+
+def check_blocks(plan: Plan, blocks: Blocks) -> None:
     """The plan is about the blocks that it was made from."""
     header = plan.header
     for name in ("sequence", "start", "stop", "role"):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dyncp.ir.arguments import whole_number
 from dyncp.ir.arrays import Ints
 from dyncp.ir.mask import Mask
-from dyncp.masks.arguments import whole_number
 
 # (lo_step, hi_step) of each kind of rectangle: whether the first and the last key move with the row.
 KINDS = {"full": (0, 0), "causal": (0, 1), "inv_causal": (1, 0), "bi_causal": (1, 1)}

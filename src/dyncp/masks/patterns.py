@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dyncp.ir.arguments import whole_number, whole_numbers
 from dyncp.ir.mask import Mask
-from dyncp.masks.arguments import whole_number, whole_numbers
 
 MAX_SLICES = 1 << 22  # about 2 GB while they are built
 Slice = Sequence[int]  # q_start, q_stop, lo, lo_step, hi, hi_step, as in Mask

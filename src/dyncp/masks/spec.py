@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dyncp.ir.arguments import whole_number
 from dyncp.ir.mask import Mask
-from dyncp.masks.arguments import whole_number
 from dyncp.masks.build import from_slices, to_slices
 from dyncp.masks.patterns import (
     causal,
