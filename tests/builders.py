@@ -7,9 +7,12 @@ import numpy as np
 from dyncp import masks
 from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.cluster import Cluster
+from dyncp.ir.placement import Placement
 from dyncp.ir.shape import AttentionShape
+from dyncp.planner.blockgen import make_blocks, uniform_cut
+from dyncp.planner.scheduling.greedy import greedy_schedule
 from dyncp.strategies import Planned, build
-from dyncp.strategies.api import Options
+from dyncp.strategies.api import Layout, Options
 
 SHAPE = AttentionShape(4, 2, 8, dtype="float32")
 
@@ -35,6 +38,16 @@ def random_batch(rng: np.random.Generator, names=("default",), cross: bool = Fal
         chosen = {name: random_mask(rng, length, keys or length) for name in names}
         sequences.append(Sequence(length, chosen, kv_length=keys))
     return Batch(sequences, {name: float(rng.integers(1, 4)) for name in names})
+
+
+def random_layout(rng: np.random.Generator, batch: Batch, cluster: Cluster, options: Options) -> Layout:
+    """Blocks placed at random, so that nearly everything moves, and scheduled greedily."""
+    blocks = make_blocks(batch, SHAPE.groups, uniform_cut(options.block_tokens))
+    placement = Placement(
+        rng.integers(0, cluster.ranks, len(blocks.tokens)),
+        rng.integers(0, cluster.ranks, (blocks.groups, len(blocks))),
+    )
+    return Layout(blocks, placement, greedy_schedule(blocks, placement, SHAPE, cluster, options))
 
 
 def planned(batch: Batch, ranks: int = 3, strategy: str = "ring", shape: AttentionShape = SHAPE, **options) -> Planned:

@@ -13,6 +13,8 @@ from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.check import check_plan
 from dyncp.ir.plan import Attention, CommLaunch, CommWait, Copy, Kind, Place, Plan, PlanError, Reduction
 
+SLOT_COLUMNS = ("kind", "block", "group", "place", "wire", "offset")
+
 
 @pytest.fixture(scope="module")
 def good():
@@ -335,27 +337,47 @@ def test_copy_onto_its_own_source(good):
     refused(with_program(plan.plan, 1, collide, "backward"), plan, "over slot|one behind the other")
 
 
-def test_memory_of_the_first_of_two_sends_in_flight():
-    """One slot sent at two steps is in use until both have been waited for."""
-    one = planned(causal_batch(24), ranks=3, strategy="ring")
+def sent_twice(plan: Plan, overwrite_at: int) -> Plan:
+    """Rank 0 sends its KV to rank 1 at step 1 and, from the same slots, once more at step 2; instruction `overwrite_at`
+    of those below writes the slots again."""
 
-    def delay(program):
+    def sender(program):
+        launch = next(one for one in program.instructions if isinstance(one, CommLaunch))
+        send = int(np.flatnonzero(launch.send)[0])
+        run = launch.slots[launch.ptr[send] : launch.ptr[send + 1]]
+        once_more = CommLaunch(2, [1], [1], [0, len(run)], run)
+        pack = next(one for one in program.instructions if isinstance(one, Copy))
         order = list(program.instructions)
-        waits = [i for i, item in enumerate(order) if isinstance(item, CommWait)]
-        launches = [i for i, item in enumerate(order) if isinstance(item, CommLaunch)]
-        first = order[launches[0]]
-        send = int(np.flatnonzero(first.send)[0])
-        run = first.slots[first.ptr[send] : first.ptr[send + 1]]
-        second = order[launches[1]]
-        part = int(np.flatnonzero(second.send)[0])
-        slots = second.slots.copy()
-        slots[second.ptr[part] : second.ptr[part + 1]] = run  # sends its own KV a second time
-        order[launches[1]] = replace(second, slots=slots)
-        over = Copy(run[:1] * 0 + next(i for i in range(len(program.slots)) if program.slots.place[i] == 0), run[:1])
-        order.insert(waits[0] + 2, over)
-        return {"instructions": tuple(order)}
+        order[order.index(launch) + 1 : order.index(launch) + 1] = [once_more]
+        waits = [CommWait(1), CommWait(2)]
+        order = [one for one in order if not isinstance(one, CommWait)]
+        first_use = 1 + max(i for i, one in enumerate(order) if isinstance(one, CommLaunch))
+        tail = [*waits[:overwrite_at], pack, *waits[overwrite_at:]]
+        return {"instructions": (*order[: first_use + 1], *tail, *order[first_use + 1 :])}
 
-    refused(with_program(one.plan, 0, delay), one, "transfer in flight|is sent at step")
+    def receiver(program):
+        launch = next(one for one in program.instructions if isinstance(one, CommLaunch))
+        receive = int(np.flatnonzero(launch.send == 0)[0])
+        run = launch.slots[launch.ptr[receive] : launch.ptr[receive + 1]]
+        slots = program.slots
+        columns = {name: np.append(getattr(slots, name), getattr(slots, name)[run]) for name in SLOT_COLUMNS}
+        shift = program.arena_bytes - int(slots.offset[run[0]])
+        columns["offset"][len(slots) :] += shift
+        again = CommLaunch(2, [0], [0], [0, len(run)], np.arange(len(slots), len(slots) + len(run)))
+        at = program.instructions.index(launch) + 1
+        instructions = (*program.instructions[:at], again, *program.instructions[at:], CommWait(2))
+        arena_bytes = program.arena_bytes + 4096
+        return {"slots": replace(slots, **columns), "instructions": instructions, "arena_bytes": arena_bytes}
+
+    return with_program(with_program(plan, 0, sender), 1, receiver)
+
+
+def test_memory_of_two_sends_in_flight():
+    """Slots sent at two steps are in use until both have been waited for, not only the first."""
+    one = planned(causal_batch(16), ranks=2, strategy="ring")
+    check_plan(sent_twice(one.plan, 2), one.layout.blocks, one.batch)  # written after both waits
+    refused(sent_twice(one.plan, 1), one, "writes slot .* that a transfer in flight uses")
+    refused(sent_twice(one.plan, 0), one, "writes slot .* that a transfer in flight uses")
 
 
 def test_sum_into_the_wire_dtype(good):

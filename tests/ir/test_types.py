@@ -16,7 +16,7 @@ from dyncp.strategies.api import Options
 
 def test_shape():
     shape = AttentionShape(8, 2, 128)
-    assert (shape.groups, shape.group_heads, shape.value_dim, shape.itemsize_bytes) == (2, 4, 128, 2)
+    assert (shape.groups, shape.group_heads, shape.value_dim) == (2, 4, 128)
     assert AttentionShape(8, 2, 192, 128).value_dim == 128
 
 

@@ -105,7 +105,7 @@ def test_patterns_are_the_shortest_form(length: int, block: int, sink: int, wind
 def test_pairs_of_the_papers_masks_at_131072_tokens(mask: Mask, pairs: int):
     assert mask.pairs() == pairs
     bounds = np.arange(0, 131_072 + 1, 2048)
-    assert mask.pairs_grid(bounds, bounds).sum() == pairs
+    assert mask.pairs_blocks(bounds, bounds)[2].sum() == pairs
 
 
 # A batch of 40 sequences with a long tail, 131,072 tokens, on which other planners have been measured.

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from builders import SHAPE, causal_batch, planned, random_batch
+from builders import SHAPE, causal_batch, planned, random_batch, random_layout
 
 from dyncp.ir.check import check_plan
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
-from dyncp.ir.plan import BACKWARD, FORWARD, CommLaunch, Copy, PlanHeader, side_token_bytes
+from dyncp.ir.plan import BACKWARD, FORWARD, CommLaunch, Copy, side_token_bytes
 from dyncp.ir.schedule import Schedule, Side, Transfers
 from dyncp.planner.blockgen import make_blocks, uniform_cut
-from dyncp.planner.lower import lower
-from dyncp.planner.scheduling.greedy import greedy_schedule
-from dyncp.strategies.api import Options
+from dyncp.strategies import lower_layout
+from dyncp.strategies.api import Layout, Options
 
 
-def lower_random(seed: int, keep: str):
+def random_case(seed: int, keep: str):
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, names=("a", "b")[: 1 + seed % 2], cross=seed % 3 == 0)
     cluster = Cluster(int(rng.integers(1, 3)), int(rng.integers(1, 4)))
-    blocks = make_blocks(batch, SHAPE.groups, uniform_cut(6))
-    placement = Placement(
-        rng.integers(0, cluster.ranks, len(blocks.tokens)),
-        rng.integers(0, cluster.ranks, (blocks.groups, len(blocks))),
-    )
     options = Options(block_tokens=6, divisions=int(rng.integers(1, 5)), keep=keep)
-    schedule = greedy_schedule(blocks, placement, SHAPE, cluster, options)
-    header = PlanHeader(
-        "random",
-        SHAPE,
-        cluster.nodes,
-        cluster.ranks_per_node,
-        keep,
-        "model",
-        blocks.mask_names,
-        blocks.mask_weights,
-        blocks.tokens,
-        placement.block_rank,
-    )
-    return batch, blocks, placement, schedule, header
+    return random_layout(rng, batch, cluster, options), batch, cluster, options
 
 
 @pytest.mark.parametrize("keep", ["none", "kv", "all"])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_placements(seed, keep):
-    batch, blocks, placement, schedule, header = lower_random(seed, keep)
-    plan = lower(header, batch, blocks, placement, schedule)
+    layout, batch, cluster, options = random_case(seed, keep)
+    blocks, schedule = layout.blocks, layout.schedule
+    plan = lower_layout(layout, batch, SHAPE, cluster, "random", options)
+    header = plan.header
     check_plan(plan, blocks)
     for mask in range(len(blocks.mask_names)):
         rows = schedule.transfers.take(schedule.transfers.mask == mask)
@@ -118,18 +103,22 @@ def test_sent_on_partial_results_merge():
         rows += [(0, Side.Q_OUT, 1, group, 1, 2, 3), (0, Side.Q_OUT, 1, group, 2, 0, 4)]
         rows += [(0, Side.KV_OUT, 0, group, 1, 0, 3), (0, Side.KV_OUT, 1, group, 2, 0, 3)]
     schedule = Schedule(np.broadcast_to([0, 1, 1], (2, 3)), Transfers(*np.array(rows).T))
-    header = PlanHeader("tree", SHAPE, 1, 3, "none", "model", ("default",), (1.0,), blocks.tokens, placement.block_rank)
-    plan = lower(header, batch, blocks, placement, schedule)
+    plan = lower_layout(Layout(blocks, placement, schedule), batch, SHAPE, Cluster(1, 3), "tree", Options())
     check_plan(plan, blocks)
 
 
 def test_broken_schedules_are_refused():
-    batch, blocks, placement, schedule, header = lower_random(0, "none")
-    moves = schedule.transfers
+    layout, batch, cluster, options = random_case(0, "none")
+    moves = layout.schedule.transfers
+
+    def with_moves(transfers: Transfers):
+        changed = replace(layout, schedule=Schedule(layout.schedule.comp_step, transfers))
+        return lower_layout(changed, batch, SHAPE, cluster, "broken", options)
+
     inputs = np.flatnonzero(moves.side == Side.KV_IN)
     without = moves.take(np.delete(np.arange(len(moves)), inputs[0]))
     with pytest.raises(ValueError, match="no transfer has brought it"):
-        lower(header, batch, blocks, placement, Schedule(schedule.comp_step, without))
+        with_moves(without)
     early = Transfers(moves.mask, moves.side, moves.block, moves.group, moves.src, moves.dst, moves.step * 0)
     with pytest.raises(ValueError, match="steps start at 1"):
-        lower(header, batch, blocks, placement, Schedule(schedule.comp_step, early))
+        with_moves(early)

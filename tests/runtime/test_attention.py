@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from builders import SHAPE, causal_batch, planned, random_batch
+from builders import SHAPE, causal_batch, planned, random_batch, random_layout
 from runtime.compare import (
     TOLERANCE,
     assert_close,
@@ -22,15 +22,11 @@ from dyncp import masks
 from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.blocks import HAS_KV, HAS_Q
 from dyncp.ir.cluster import Cluster
-from dyncp.ir.placement import Placement
-from dyncp.ir.plan import KEEP, WIRE, PlanHeader
+from dyncp.ir.plan import KEEP, WIRE
 from dyncp.ir.shape import AttentionShape
-from dyncp.planner.blockgen import make_blocks, uniform_cut
-from dyncp.planner.lower import lower
-from dyncp.planner.scheduling.greedy import greedy_schedule
 from dyncp.runtime.attention import attention
 from dyncp.runtime.transports.local import LocalWorld, run_ranks
-from dyncp.strategies import STRATEGIES
+from dyncp.strategies import STRATEGIES, lower_layout
 from dyncp.strategies.api import Options
 
 
@@ -81,26 +77,9 @@ def test_any_placement_of_self_and_cross_attention(seed):
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, cross=True)
     cluster = Cluster(1 + seed % 2, int(rng.integers(1, 4)))
-    blocks = make_blocks(batch, SHAPE.groups, uniform_cut(9))
-    placement = Placement(
-        rng.integers(0, cluster.ranks, len(blocks.tokens)),
-        rng.integers(0, cluster.ranks, (blocks.groups, len(blocks))),
-    )
-    keep = list(KEEP)[seed % 3]
-    schedule = greedy_schedule(blocks, placement, SHAPE, cluster, Options(divisions=3, keep=keep))
-    header = PlanHeader(
-        "random",
-        SHAPE,
-        cluster.nodes,
-        cluster.ranks_per_node,
-        keep,
-        "model",
-        blocks.mask_names,
-        blocks.mask_weights,
-        blocks.tokens,
-        placement.block_rank,
-    )
-    plan = lower(header, batch, blocks, placement, schedule)
+    options = Options(block_tokens=9, divisions=3, keep=list(KEEP)[seed % 3])
+    layout = random_layout(rng, batch, cluster, options)
+    plan = lower_layout(layout, batch, SHAPE, cluster, "random", options)
     tensors = random_tensors(batch, SHAPE, seed)
     assert_close(distributed(tensors, plan), dense(tensors), TOLERANCE["float32"])
 

@@ -193,13 +193,6 @@ class Mask:
         cell, pair = _sum_equal(np.concatenate(cells), np.concatenate(pairs))
         return cell // len(k_bounds), cell % len(k_bounds), pair
 
-    def pairs_grid(self, q_bounds: Ints, k_bounds: Ints) -> Ints:
-        """int64[nq, nk]: pairs in every rectangle of a grid, see `pairs_blocks`."""
-        i, j, pairs = self.pairs_blocks(q_bounds, k_bounds)
-        grid = np.zeros((len(q_bounds) - 1, len(k_bounds) - 1), np.int64)
-        grid[i, j] = pairs
-        return grid
-
     def check(self) -> None:
         """Raise ValueError where two slices share a pair (constructing a mask does not look, as it costs a pass over
         the rows).

@@ -64,8 +64,3 @@ class AttentionShape:
         """`v_head_dim`, never None."""
         assert self.v_head_dim is not None
         return self.v_head_dim
-
-    @property
-    def itemsize_bytes(self) -> int:
-        """Bytes of one element of Q, K, V or O."""
-        return ITEMSIZE[self.dtype]

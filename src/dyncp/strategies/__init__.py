@@ -65,21 +65,33 @@ def build(
     started = clock()
     layout = place(batch, shape, cluster, options)
     placed = clock()
+    plan = lower_layout(layout, batch, shape, cluster, strategy, options)
+    seconds = {**(layout.seconds or {"layout": placed - started}), "lower": clock() - placed}
+    return Planned(plan, batch, layout, options, seconds)
+
+
+def lower_layout(
+    layout: Layout, batch: Batch, shape: AttentionShape, cluster: Cluster, name: str, options: Options
+) -> Plan:
+    """The plan that carries out a layout; `name` is what the plan says of its strategy.
+
+    Raises:
+        ValueError: a schedule that reads or sends what a rank does not have by then.
+    """
+    blocks = layout.blocks
     header = PlanHeader(
-        strategy,
+        name,
         shape,
         cluster.nodes,
         cluster.ranks_per_node,
         options.keep,
         options.wire,
-        layout.blocks.mask_names,
-        layout.blocks.mask_weights,
-        layout.blocks.tokens,
+        blocks.mask_names,
+        blocks.mask_weights,
+        blocks.tokens,
         layout.placement.block_rank,
     )
-    plan = lower(header, batch, layout.blocks, layout.placement, layout.schedule)
-    seconds = {**(layout.seconds or {"layout": placed - started}), "lower": clock() - placed}
-    return Planned(plan, batch, layout, options, seconds)
+    return lower(header, batch, blocks, layout.placement, layout.schedule)
 
 
 def make_plan(
