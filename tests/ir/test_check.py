@@ -278,7 +278,7 @@ def test_token_table_with_holes(good, field, value, message):
 def test_blocks_of_another_cut(good):
     """The same batch, in blocks that the plan was not made from."""
     other = planned(good.batch, ranks=4)
-    with pytest.raises(PlanError, match="the (sequence|start|stop) of token blocks is"):
+    with pytest.raises(PlanError, match=r"the (sequence|start|stop) of token blocks is"):
         check_plan(good.plan, other.layout.blocks, good.batch)
 
 
