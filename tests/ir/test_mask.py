@@ -146,7 +146,7 @@ def test_pairs_grid_counts_in_parts(monkeypatch):
     dense = rng.random((40, 30)) < 0.5
     mask, bounds = mask_of(dense), np.arange(0, 31, 3)
     whole = pairs_grid(mask, bounds, bounds)
-    monkeypatch.setattr("dyncp.ir.mask.CHUNK_CELLS", 7)
+    monkeypatch.setattr("dyncp.ir.slices.CHUNK_CELLS", 7)
     np.testing.assert_array_equal(pairs_grid(mask, bounds, bounds), whole)
 
 

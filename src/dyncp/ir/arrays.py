@@ -12,10 +12,11 @@ Ints = NDArray[Any]  # an integer array; its exact dtype and shape stand in a co
 
 def frozen(values: Any, dtype: str) -> Ints:
     """A read-only, contiguous array of `values`; shares memory when it already is one."""
-    array = np.ascontiguousarray(values, dtype=dtype)
-    if array is values and array.flags.writeable:
-        array = array.copy()
-    array.flags.writeable = False
+    array = np.ascontiguousarray(values, dtype)
+    if array.flags.writeable:
+        if array is values:
+            array = array.copy()
+        array.flags.writeable = False
     return array
 
 

@@ -36,7 +36,8 @@ COLUMN = struct.Struct("<BQ")  # index into STORED, number of values
 PLAN, RANK = 0, 1  # kinds of bodies
 MAX_BYTES = 1 << 30  # of a body, and of the arrays made from it
 STORED = tuple(np.dtype(name) for name in ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f8"))
-LIMITS = tuple((int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for dtype in STORED[:-1])
+BYTE, FLOAT = 0, len(STORED) - 1
+LIMITS = tuple((int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for dtype in STORED[:FLOAT])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class ArrayForm:
     def put(self, value: Any, out: Written) -> None:
         assert value.ndim == self.ndim
         out[self.sizes].extend(value.shape)
-        out[self.column].append(value.ravel())
+        out[self.column].append(value if self.ndim == 1 else value.ravel())
 
     def get(self, source: Read) -> Any:
         if self.ndim == 1:
@@ -268,11 +269,9 @@ def encode_body(kind: int, values: Sequence[Any]) -> bytes:
         form.put(value, out)
     heads, data = [], []
     for column, parts in zip(schema.columns, out, strict=True):
-        of_arrays = parts and isinstance(parts[0], np.ndarray)
-        numbers = np.concatenate(parts) if of_arrays else np.array(parts, column.dtype)
-        stored = _stored_as(numbers)
-        heads.append(COLUMN.pack(stored, len(numbers)))
-        data.append(numbers.astype(STORED[stored]).tobytes())
+        stored, numbers = _pack(column, parts)
+        heads.append(COLUMN.pack(stored, numbers.size))
+        data.append(numbers.tobytes())
     body = b"".join(heads + data)
     if len(body) > MAX_BYTES:
         raise ValueError(f"the plan takes {len(body)} bytes, at most {MAX_BYTES} can be written: use larger blocks")
@@ -320,25 +319,49 @@ def _decode_columns(columns: Sequence[Column], body: bytes) -> list[Ints]:
     return result
 
 
+def _pack(column: Column, parts: list[Any]) -> tuple[int, Ints]:
+    """The numbers of a column as they are stored; `parts` are numbers or arrays."""
+    if column.dtype.kind == "f":
+        return FLOAT, np.array(parts, STORED[FLOAT])
+    if not parts:
+        return BYTE, np.empty(0, STORED[BYTE])
+    if not isinstance(parts[0], np.ndarray):
+        stored = _narrowest(min(parts), max(parts))
+        return stored, np.array(parts, STORED[stored])
+    numbers = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    stored = BYTE if column.dtype == STORED[BYTE] else _narrowest(*_range(numbers))
+    return stored, numbers.astype(STORED[stored], copy=False)
+
+
 def _restore(column: Column, raw: Ints, stored: int) -> Ints:
     """Stored values in their own dtype, if they fit it and are stored the one way that equal plans share."""
-    if column.dtype.kind == "f" or raw.dtype.kind == "f":
-        fits = column.dtype.kind == raw.dtype.kind or not raw.size
-    else:
-        limits = np.iinfo(column.dtype)
-        fits = not raw.size or (int(raw.min()) >= limits.min and int(raw.max()) <= limits.max)
+    fits, expected = True, BYTE
+    if column.dtype.kind == "f":
+        fits, expected = stored == FLOAT or not raw.size, FLOAT
+    elif stored == FLOAT:
+        fits = not raw.size
+    elif stored != BYTE:  # bytes fit every dtype, and are the narrowest
+        (low, high), limits = _range(raw), np.iinfo(column.dtype)
+        fits, expected = limits.min <= low and high <= limits.max, _narrowest(low, high)
     if not fits:
         raise ValueError(f"{column.name} holds values that are no {column.dtype}")
+    if stored != expected:
+        raise ValueError(f"{column.name} is stored as {STORED[stored]}, expected {STORED[expected]}")
     values = raw.astype(column.dtype)
-    if stored != _stored_as(values):
-        raise ValueError(f"{column.name} is stored as {STORED[stored]}, expected {STORED[_stored_as(values)]}")
     values.flags.writeable = False
     return values
 
 
-def _stored_as(values: Ints) -> int:
-    """Index into STORED of the narrowest dtype that holds the values."""
-    if values.dtype.kind == "f":
-        return len(STORED) - 1
-    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
-    return next(index for index, (least, most) in enumerate(LIMITS) if least <= low and high <= most)
+def _range(values: Ints) -> tuple[int, int]:
+    """The least and the largest number, 0 if there are none."""
+    if not values.size:
+        return 0, 0
+    return int(np.minimum.reduce(values)), int(np.maximum.reduce(values))
+
+
+def _narrowest(low: int, high: int) -> int:
+    """Index into STORED of the narrowest dtype that holds numbers from `low` to `high`."""
+    for index, (least, most) in enumerate(LIMITS):
+        if least <= low and high <= most:
+            return index
+    raise ValueError(f"numbers from {low} to {high} do not fit into 64 bits")

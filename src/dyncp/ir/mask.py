@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dyncp.ir.arrays import Ints, frozen, ragged_ranges
+from dyncp.ir.slices import HI, HI_STEP, LO, LO_STEP, Q_START, Q_STOP, Grid, crop_keys, crop_rows, grid_pairs
 
-Q_START, Q_STOP, LO, LO_STEP, HI, HI_STEP = range(6)  # columns of Mask.slices
 MAX_LENGTH = 2**31 - 1  # rows() counts keys in int32
-CHUNK_CELLS = 1 << 20  # cells counted at once in pairs_blocks, to bound its memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +156,8 @@ class Mask:
         """int64[N, 6]: the slices of `crop`, which costs more, as a mask checks its slices."""
         self._check_range("queries", q_start, q_stop, self.q_length)
         self._check_range("keys", k_start, k_stop, self.k_length)
-        slices = _crop_keys(_crop_rows(self.slices, q_start, q_stop), k_start, k_stop)
+        touched = (self.slices[:, Q_START] < q_stop) & (self.slices[:, Q_STOP] > q_start)
+        slices, _ = crop_keys(crop_rows(self.slices[touched], q_start, q_stop), k_start, k_stop)
         return _in_one_spelling(slices - np.array([q_start, q_start, k_start, 0, k_start, 0]))
 
     def pairs_blocks(self, q_bounds: Ints, k_bounds: Ints) -> tuple[Ints, Ints, Ints]:
@@ -178,20 +178,7 @@ class Mask:
         for name, bounds in (("q_bounds", q_bounds), ("k_bounds", k_bounds)):
             if bounds.ndim != 1 or not len(bounds) or (np.diff(bounds) < 0).any():
                 raise ValueError(f"{name} {bounds.tolist()[:8]}... must be a flat ascending list of at least one bound")
-        first, count = _touched(q_bounds, self.slices[:, Q_START], self.slices[:, Q_STOP])
-        q_cell = np.repeat(first, count) + ragged_ranges(count)
-        strips = _crop_rows(np.repeat(self.slices, count, axis=0), q_bounds[q_cell], q_bounds[q_cell + 1], drop=False)
-        first, count = _touched(k_bounds, strips[:, LO], _last_hi(strips))
-        # A whole strip of cells at a time, as many strips as fit into the chunk.
-        chunk = np.cumsum(count) // CHUNK_CELLS
-        cells, pairs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for part in np.split(np.arange(len(strips)), np.flatnonzero(np.diff(chunk)) + 1):
-            of = np.repeat(part, count[part])
-            k_cell = np.repeat(first[part], count[part]) + ragged_ranges(count[part])
-            cells.append(q_cell[of] * len(k_bounds) + k_cell)
-            pairs.append(_pairs_below(strips[of], k_bounds[k_cell + 1]) - _pairs_below(strips[of], k_bounds[k_cell]))
-        cell, pair = _sum_equal(np.concatenate(cells), np.concatenate(pairs))
-        return cell // len(k_bounds), cell % len(k_bounds), pair
+        return grid_pairs(self.slices, Grid(q_bounds[:-1], q_bounds[1:], k_bounds[:-1], k_bounds[1:]))
 
     def check(self) -> None:
         """Raise ValueError where two slices share a pair (constructing a mask does not look, as it costs a pass over
@@ -235,78 +222,6 @@ def _in_one_spelling(slices: Ints) -> Ints:
     """Sorted, and without the steps of a single row, which mean nothing."""
     slices[slices[:, Q_STOP] - slices[:, Q_START] == 1, LO_STEP::2] = 0
     return slices[np.lexsort((slices[:, LO], slices[:, Q_START]))] if len(slices) > 1 else slices
-
-
-def _last_hi(slices: Ints) -> Ints:
-    hi: Ints = slices[:, HI] + slices[:, HI_STEP] * (slices[:, Q_STOP] - slices[:, Q_START] - 1)
-    return hi
-
-
-def _crop_rows(slices: Ints, start: Any, stop: Any, drop: bool = True) -> Ints:
-    """Slices cut to rows `[start, stop)`; those without any are left out when `drop`."""
-    if drop:
-        slices = slices[(slices[:, Q_START] < stop) & (slices[:, Q_STOP] > start)]
-    out = slices.copy()
-    out[:, Q_START] = np.maximum(slices[:, Q_START], start)
-    out[:, Q_STOP] = np.minimum(slices[:, Q_STOP], stop)
-    skipped = out[:, Q_START] - slices[:, Q_START]
-    out[:, LO] += slices[:, LO_STEP] * skipped
-    out[:, HI] += slices[:, HI_STEP] * skipped
-    return out
-
-
-def _crop_keys(slices: Ints, start: int, stop: int) -> Ints:
-    """Slices cut to keys `[start, stop)`. Each becomes up to three: a moving end that meets the rectangle's edge stays
-    on it, before (lo) or after (hi) the meeting.
-    """
-    q_start, q_stop, lo, lo_step, hi, hi_step = slices.T
-    rows = q_stop - q_start
-    # Rows, counted from q_start, that see any of the keys: [first, last).
-    first = np.where(hi > start, 0, np.where(hi_step == 1, start - hi + 1, rows))
-    last = np.where(lo_step == 1, np.minimum(stop - lo, rows), np.where(lo < stop, rows, 0))
-    # The rows before lo has reached start, and those before hi has gone past stop.
-    past = np.where(hi < stop, stop - hi + 1, 0)
-    meets = (np.where(lo_step == 1, start - lo, 0), np.where(hi_step == 1, past, 0))
-    cuts = np.sort(np.stack([np.clip(meet, first, np.maximum(first, last)) for meet in meets]), axis=0)
-    begin = np.concatenate([first, cuts[0], cuts[1]])
-    end = np.concatenate([cuts[0], cuts[1], last])
-    pieces = np.tile(slices, (3, 1))
-    pieces = _crop_rows(pieces, pieces[:, Q_START] + begin, pieces[:, Q_START] + end, drop=False)[begin < end]
-    pieces[pieces[:, LO] < start, LO_STEP] = 0
-    pieces[pieces[:, HI] >= stop, HI_STEP] = 0
-    pieces[:, LO] = np.maximum(pieces[:, LO], start)
-    pieces[:, HI] = np.minimum(pieces[:, HI], stop)
-    return pieces
-
-
-def _sum_equal(keys: Ints, values: Ints) -> tuple[Ints, Ints]:
-    """Ascending keys, each once, and the sums of their values; those with the sum 0 are left out."""
-    if (keys[1:] <= keys[:-1]).any():
-        order = np.argsort(keys, kind="stable")
-        keys, values = keys[order], values[order]
-        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        keys, values = keys[first], np.add.reduceat(values, first)
-    some = values != 0
-    return keys[some], values[some]
-
-
-def _touched(bounds: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """First cell between `bounds` that `[start, stop)` touches, and how many it does."""
-    first = np.maximum(np.searchsorted(bounds, start, "right") - 1, 0)
-    last = np.minimum(np.searchsorted(bounds, stop, "left"), len(bounds) - 1)
-    return first, np.maximum(last - first, 0)
-
-
-def _pairs_below(slices: Ints, key: Ints) -> Ints:
-    """Pairs of each slice with keys below `key[N]`."""
-    rows = slices[:, Q_STOP] - slices[:, Q_START]
-
-    def line_sum(base: Ints, step: Ints) -> Ints:  # over the rows, min(the line's key, key)
-        moving = np.clip(np.where(step == 1, key - base, np.where(base < key, rows, 0)), 0, rows)
-        total: Ints = moving * base + step * (moving * (moving - 1) // 2) + (rows - moving) * key
-        return total
-
-    return line_sum(slices[:, HI], slices[:, HI_STEP]) - line_sum(slices[:, LO], slices[:, LO_STEP])
 
 
 def _merge_intervals(k_length: int, row: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, int]:
