@@ -11,7 +11,7 @@ from builders import SHAPE, causal_batch, planned, random_batch, random_layout
 from dyncp.ir.check import check_plan
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
-from dyncp.ir.plan import BACKWARD, FORWARD, CommLaunch, Copy, side_token_bytes
+from dyncp.ir.plan import BACKWARD, FORWARD, CommLaunch, Copy, Reduction, side_token_bytes
 from dyncp.ir.schedule import Schedule, Side, Transfers
 from dyncp.planner.blockgen import make_blocks, uniform_cut
 from dyncp.strategies import lower_layout
@@ -107,18 +107,74 @@ def test_sent_on_partial_results_merge():
     check_plan(plan, blocks)
 
 
+def changed(layout: Layout, **columns) -> Layout:
+    """The layout with other columns of its transfers."""
+    return replace(layout, schedule=Schedule(layout.schedule.comp_step, replace(layout.schedule.transfers, **columns)))
+
+
 def test_broken_schedules_are_refused():
     layout, batch, cluster, options = random_case(0, "none")
     moves = layout.schedule.transfers
 
-    def with_moves(transfers: Transfers):
-        changed = replace(layout, schedule=Schedule(layout.schedule.comp_step, transfers))
-        return lower_layout(changed, batch, SHAPE, cluster, "broken", options)
+    def lowered(layout: Layout):
+        return lower_layout(layout, batch, SHAPE, cluster, "broken", options)
 
-    inputs = np.flatnonzero(moves.side == Side.KV_IN)
+    def with_moves(transfers: Transfers):
+        return lowered(replace(layout, schedule=Schedule(layout.schedule.comp_step, transfers)))
+
+    def with_one_more(row: int, **columns):
+        one = replace(moves.take(np.array([row])), **{name: [value] for name, value in columns.items()})
+        return with_moves(Transfers.concatenate([moves, one]))
+
+    inputs, outputs = (np.flatnonzero(moves.side == side) for side in (Side.KV_IN, Side.Q_OUT))
     without = moves.take(np.delete(np.arange(len(moves)), inputs[0]))
     with pytest.raises(ValueError, match="no transfer has brought it"):
         with_moves(without)
-    early = Transfers(moves.mask, moves.side, moves.block, moves.group, moves.src, moves.dst, moves.step * 0)
     with pytest.raises(ValueError, match="steps start at 1"):
-        with_moves(early)
+        lowered(changed(layout, step=moves.step * 0))
+    with pytest.raises(ValueError, match=r"sends the OUT of block \d+, head group \d twice in one message at step"):
+        with_one_more(outputs[0])
+    owner, other = int(moves.dst[outputs[0]]), int(moves.src[outputs[0]])
+    with pytest.raises(
+        ValueError, match=rf"rank {owner} sends away the OUT of block \d+, head group \d, which it owns"
+    ):
+        with_one_more(outputs[0], src=owner, dst=other)
+
+
+def test_numbers_out_of_range_are_refused():
+    layout, batch, cluster, options = random_case(0, "none")
+    moves, blocks = layout.schedule.transfers, layout.blocks
+
+    def lowered(layout: Layout):
+        return lower_layout(layout, batch, SHAPE, cluster, "broken", options)
+
+    for name, value, match in (
+        ("side", 4, "the side of a transfer is 4, expected 0 to 3"),
+        ("block", len(blocks.tokens), "the block of a transfer is"),
+        ("group", -1, "the head group of a transfer is -1"),
+        ("src", cluster.ranks, "the source of a transfer"),
+        ("dst", -1, "the destination of a transfer is -1"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            lowered(changed(layout, **{name: np.full(len(moves), value)}))
+    shape = layout.placement.comp_rank.shape
+    for placement, step, match in (
+        (Placement(layout.placement.block_rank, np.full(shape, cluster.ranks)), np.zeros(shape), "the rank of a comp"),
+        (layout.placement, np.full(shape, -1), "the step of a computation block is -1"),
+        (layout.placement, np.zeros((1, 2)), r"comp_step is \[1, 2\], expected"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            lowered(replace(layout, placement=placement, schedule=Schedule(step, moves)))
+
+
+def test_a_result_may_start_empty_on_its_way():
+    """A rank that has nothing to add passes nothing on, as a fresh partial result."""
+    batch = causal_batch(12)
+    blocks = make_blocks(batch, SHAPE.groups, uniform_cut(6))
+    placement = Placement([0, 0], np.zeros((2, 3)))
+    moves = Transfers(*np.array([(0, Side.Q_OUT, 1, 0, 1, 0, 3)]).T)
+    plan = lower_layout(
+        Layout(blocks, placement, Schedule(np.zeros((2, 3)), moves)), batch, SHAPE, Cluster(1, 2), "empty", Options()
+    )
+    check_plan(plan, blocks, batch)
+    assert [len(one.fresh) for one in plan.programs[1][0].forward.instructions if isinstance(one, Reduction)] == [1]

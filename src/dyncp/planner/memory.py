@@ -1,90 +1,141 @@
-"""Buffer slots: give memory to slots at planning time, and reuse it (the paper's buffer manager, section 5)."""
+"""Buffer slots: give memory to slots at planning time, and reuse it (the paper's buffer manager, section 5).
+
+Slots that must lie one behind the other, because they are one message, are a *run*; a slot alone is a run of one.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from typing import NamedTuple
 
+import numpy as np
+
+from dyncp.ir.arrays import Ints
+from dyncp.planner.jit import jit, part
+
 ALIGN_BYTES = 128  # of every run of slots; inside a run slots lie one behind the other
+COUNT, TOTAL_BYTES = range(2)  # what Arena.used holds
 
 
-class Run(NamedTuple):
-    """Slots that must lie one behind the other (a message, or one slot alone).
+class Arena(NamedTuple):
+    """Free ranges of a growing memory: `used[COUNT]` of them in ascending order, never touching."""
 
-    `birth` is the instruction that first writes the run; `deaths[i]` the last one that uses its slot i.
+    start: Ints  # int64, bytes
+    stop: Ints  # int64, bytes
+    used: Ints  # int64[2]
+
+
+@part
+def aligned(size_bytes: int) -> int:
+    """The size of a run, rounded up."""
+    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+@jit
+def assign_offsets(slots: Ints, place: int) -> int:
+    """Fill in the offsets of all slots of a place, and return the size of its memory. Two slots share bytes only when
+    one has died before the instruction at which the other is born.
+
+    Args:
+        slots: records with `place`; `run`, the first slot of the run that a slot belongs to (-1 for those that have an
+            offset already); `size_bytes`; `birth`, the instruction that writes the slot first (the same in all of a
+            run, and never descending); `death`, the last instruction that uses it; `offset`, the result in bytes.
+        place: as in the slots.
     """
-
-    sizes_bytes: list[int]
-    birth: int
-    deaths: list[int]
-
-
-class Arena:
-    """Free ranges of a growing memory; allocation takes the smallest free range that fits, and the lowest of those."""
-
-    def __init__(self) -> None:
-        self.free_ranges: list[tuple[int, int]] = []  # (start, stop), sorted, never touching
-        self.size_bytes = 0
-
-    def allocate(self, size: int) -> int:
-        """Offset of `size` bytes that are free from now on until `free`."""
-        fits = [(stop - start, start) for start, stop in self.free_ranges if stop - start >= size]
-        if fits:
-            length, start = min(fits)
-            self.free_ranges.remove((start, start + length))
-            if length > size:
-                insort(self.free_ranges, (start + size, start + length))
-            return start
-        start = self.size_bytes
-        if self.free_ranges and self.free_ranges[-1][1] == start:  # grow the last free range instead of skipping it
-            start = self.free_ranges.pop()[0]
-        self.size_bytes = start + size
-        return start
-
-    def free(self, start: int, stop: int) -> None:
-        """Give a range back; it may be part of what `allocate` gave."""
-        if start == stop:
-            return
-        at = bisect_left(self.free_ranges, (start, stop))
-        if at < len(self.free_ranges) and self.free_ranges[at][0] == stop:
-            stop = self.free_ranges.pop(at)[1]
-        if at and self.free_ranges[at - 1][1] == start:
-            start = self.free_ranges.pop(at - 1)[0]
-        insort(self.free_ranges, (start, stop))
+    count, last = len(slots), slots[-1].birth if len(slots) else 0
+    arena = Arena(np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(2, np.int64))
+    # the ranges that end with an instruction, as a chain of their first slots
+    first_dying, next_dying, range_stop = np.empty(last, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    first_dying[:] = -1
+    now = at = 0
+    while at < count:
+        if slots[at].run < 0 or slots[at].place != place:
+            at += 1
+            continue
+        while now < slots[at].birth:
+            dying = first_dying[now]
+            while dying >= 0:
+                free(arena, slots[dying].offset, range_stop[dying])
+                dying = next_dying[dying]
+            now += 1
+        stop, total = at, 0
+        while stop < count and slots[stop].run == at:
+            total += slots[stop].size_bytes
+            stop += 1
+        offset = allocate(arena, aligned(total))
+        end = offset + aligned(total)
+        while at < stop:  # neighbours that die together are one range; the last of a run has the padding
+            first, death = at, slots[at].death
+            while at < stop and slots[at].death == death:
+                slots[at].offset = offset
+                offset += slots[at].size_bytes
+                at += 1
+            range_stop[first] = offset if at < stop else end
+            if death < last:  # nothing is born after the last birth
+                next_dying[first], first_dying[death] = first_dying[death], first
+    return arena.used[TOTAL_BYTES]
 
 
-def assign_offsets(runs: list[Run]) -> tuple[list[int], int]:
-    """Offset in bytes of each run, and the size of the memory. Two slots share bytes only when one has died before the
-    instruction at which the other is born.
-    """
-    arena = Arena()
-    offsets = [0] * len(runs)
-    dying: dict[int, list[tuple[int, int]]] = {}  # instruction -> ranges that end there
-    pending: list[int] = []  # sorted instructions in `dying`
-    for number in sorted(range(len(runs)), key=lambda number: runs[number].birth):
-        run = runs[number]
-        while pending and pending[0] < run.birth:
-            for start, stop in dying.pop(pending.pop(0)):
-                arena.free(start, stop)
-        total = -(-sum(run.sizes_bytes) // ALIGN_BYTES) * ALIGN_BYTES
-        offsets[number] = arena.allocate(total)
-        for death, start, stop in _ranges(run, offsets[number], total):
-            assert death >= run.birth
-            if death not in dying:
-                insort(pending, death)
-                dying[death] = []
-            dying[death].append((start, stop))
-    return offsets, arena.size_bytes
+@part
+def allocate(arena: Arena, size: int) -> int:
+    """Offset of `size` bytes that are free from now on until `free`: in the smallest free range that fits, and the
+    lowest of those."""
+    best = -1
+    for i in range(arena.used[COUNT]):
+        length = arena.stop[i] - arena.start[i]
+        if length >= size and (best < 0 or length < arena.stop[best] - arena.start[best]):
+            best = i
+    if best >= 0:
+        at = arena.start[best]
+        arena.start[best] += size
+        if arena.start[best] == arena.stop[best]:
+            remove(arena, best)
+        return at
+    at, last = arena.used[TOTAL_BYTES], arena.used[COUNT] - 1
+    if last >= 0 and arena.stop[last] == at:  # grow the last free range instead of skipping it
+        at = arena.start[last]
+        arena.used[COUNT] = last
+    arena.used[TOTAL_BYTES] = at + size
+    return at
 
 
-def _ranges(run: Run, start: int, total: int) -> list[tuple[int, int, int]]:
-    """(death, start, stop) of the neighbouring slots of a run that die together; the last has the rest of `total`."""
-    current, end, stop = run.deaths[0], start + total, start
-    ranges: list[tuple[int, int, int]] = []
-    for death, size in zip(run.deaths, run.sizes_bytes, strict=True):
-        if death != current:
-            ranges.append((current, start, stop))
-            start, current = stop, death
-        stop += size
-    ranges.append((current, start, end))
-    return ranges
+@part
+def free(arena: Arena, start: int, stop: int) -> None:
+    """Give a range back; it may be part of what `allocate` gave."""
+    if start == stop:
+        return
+    at = first_from(arena, start)
+    joins_next = at < arena.used[COUNT] and arena.start[at] == stop
+    joins_last = at > 0 and arena.stop[at - 1] == start
+    if joins_next and joins_last:
+        arena.stop[at - 1] = arena.stop[at]
+        remove(arena, at)
+    elif joins_next:
+        arena.start[at] = start
+    elif joins_last:
+        arena.stop[at - 1] = stop
+    else:
+        for i in range(arena.used[COUNT], at, -1):
+            arena.start[i], arena.stop[i] = arena.start[i - 1], arena.stop[i - 1]
+        arena.start[at], arena.stop[at] = start, stop
+        arena.used[COUNT] += 1
+
+
+@part
+def first_from(arena: Arena, start: int) -> int:
+    """Index of the first free range that begins at `start` or later."""
+    low, high = 0, arena.used[COUNT]
+    while low < high:
+        middle = (low + high) // 2
+        if arena.start[middle] < start:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@part
+def remove(arena: Arena, at: int) -> None:
+    """Forget a free range."""
+    arena.used[COUNT] -= 1
+    for i in range(at, arena.used[COUNT]):
+        arena.start[i], arena.stop[i] = arena.start[i + 1], arena.stop[i + 1]
