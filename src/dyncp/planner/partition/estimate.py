@@ -33,17 +33,22 @@ def estimate(nets: Nets, block_rank: Ints, comp_rank: Ints, shape: AttentionShap
         transfer = max of  max over ranks (bytes received) / intra_bytes_per_s
                       and  mean over nodes (bytes received from other nodes) / inter_bytes_per_s
 
-    An input enters a node once and is passed on there; partial results go straight to their owner. Between nodes it is
-    the mean, because which node receives most varies much from one placement to the next, and hides how much moves.
+    An input enters a node once and is passed on there; partial results are merged on a node before they leave it.
+    Between nodes it is the mean, because which node receives most varies much from one placement to the next, and hides
+    how much moves.
     """
-    pair_flops = PASSES * 2 * shape.group_heads * (shape.head_dim + shape.value_dim)
     compute_s = transfer_s = 0.0
     for mask in np.unique(nets.mask):
         part, comps = nets.of_mask(mask)
-        compute_s += loads(part.work, comp_rank[comps], cluster.ranks).max() * pair_flops / cluster.flops_per_s
+        compute_s += compute_seconds(loads(part.work, comp_rank[comps], cluster.ranks).max(), shape, cluster)
         received, entered = received_bytes(part, block_rank, comp_rank[comps], cluster)
         transfer_s += max(received.max() / cluster.intra_bytes_per_s, entered.mean() / cluster.inter_bytes_per_s)
     return Estimate(compute_s, transfer_s)
+
+
+def compute_seconds(pairs: float, shape: AttentionShape, cluster: Cluster) -> float:
+    """How long a rank computes on pairs of one head group, forward and backward."""
+    return pairs * PASSES * 2 * shape.group_heads * (shape.head_dim + shape.value_dim) / cluster.flops_per_s
 
 
 def received_bytes(nets: Nets, block_rank: Ints, comp_rank: Ints, cluster: Cluster) -> tuple[Ints, Ints]:
@@ -52,9 +57,16 @@ def received_bytes(nets: Nets, block_rank: Ints, comp_rank: Ints, cluster: Clust
     owner = nets.owner(block_rank)
     away = nets.touched(block_rank, comp_rank, cluster.ranks)
     away[edges, owner] = False
-    received = nets.in_bytes @ away + np.bincount(owner, nets.out_bytes * away.sum(axis=1), cluster.ranks)
     home = owner // cluster.ranks_per_node
     by_node = away.reshape(len(edges), cluster.nodes, cluster.ranks_per_node).sum(axis=2)
+    at_home = by_node[edges, home]
     by_node[edges, home] = 0
-    entered = nets.in_bytes @ (by_node > 0) + np.bincount(home, nets.out_bytes * by_node.sum(axis=1), cluster.nodes)
+    nodes = (by_node > 0).sum(axis=1)
+    merged = np.maximum(by_node - 1, 0) / np.maximum(by_node, 1)  # received by each rank of another node, on average
+    received = (
+        nets.in_bytes @ away
+        + nets.out_bytes @ (away * np.repeat(merged, cluster.ranks_per_node, axis=1))
+        + np.bincount(owner, nets.out_bytes * (at_home + nodes), cluster.ranks)
+    )
+    entered = nets.in_bytes @ (by_node > 0) + np.bincount(home, nets.out_bytes * nodes, cluster.nodes)
     return received, entered
