@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?= --out build/bench-planner.json
 CORPUS ?= 2000
 # the first of these that runs, is new enough and can make a virtual environment; python3.11 first, because
 # constraints.txt pins a release of torch that has builds for it
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python; do \
 	if $$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$name; break; fi; done)
 
-.PHONY: demo test check lint bench bench-verify clean
+.PHONY: demo test check lint bench bench-planner bench-verify clean
 
 demo: $(VENV)/installed
 	$(BIN)/dyncp demo $(DEMO_ARGS)
@@ -27,7 +28,12 @@ lint: $(VENV)/installed
 
 check: lint test
 
-bench: bench-verify
+bench: bench-planner bench-verify
+
+# one thread: numpy's matrix products would take more
+bench-planner: $(VENV)/installed
+	@mkdir -p build
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/dyncp bench planner $(BENCH_ARGS)
 
 bench-verify: $(VENV)/installed
 	$(BIN)/python benchmarks/verify_corpus.py --corpus $(CORPUS)

@@ -8,12 +8,13 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import dyncp.lookahead
-from dyncp import batch_file, cli
+from dyncp import Options, batch_file, cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -67,6 +68,12 @@ def test_the_training_scripts_give_the_same_losses_on_two_ranks_and_on_one(tmp_p
 
 def test_the_training_page_has_no_other_scripts():
     assert len(blocks(page("training.md"), "python")) == 2
+
+
+def test_the_training_page_describes_every_option():
+    described = re.findall(r"^\| (`Options\..*?) \|", page("training.md"), re.MULTILINE)
+    names = re.findall(r"`(?:Options\.)?(\w+)`", " ".join(described))
+    assert sorted(names) == sorted(option.name for option in fields(Options))
 
 
 def test_the_picture_is_made_by_the_command_beside_it(tmp_path, capsys, monkeypatch):

@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": ("dyncp.commands.plan", "plan one batch and say what the plan moves, or write it to a file"),
     "show": ("dyncp.commands.show", "check a plan file and say what the plan moves"),
     "verify": ("dyncp.commands.verify", "execute a plan on simulated ranks and compare it with dense attention"),
+    "bench": ("dyncp.commands.bench", "measure planning over a corpus of batches"),
 }
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130  # the last as shells have it
 LONGEST_LINE = 1000  # characters of an error message

@@ -20,11 +20,12 @@ from dyncp.ir.placement import Placement
 from dyncp.ir.plan import PASSES, side_token_bytes
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.blockgen import make_blocks, uniform_cut
-from dyncp.planner.partition.balance import Limits, repair, unmet
+from dyncp.planner.partition.balance import repair, unmet
 from dyncp.planner.partition.estimate import received_bytes
-from dyncp.planner.partition.hypergraph import TOKEN_EPSILON_RANKS, place
-from dyncp.planner.partition.nets import Nets, loads
-from dyncp.planner.partition.ownership import even_load, give_tokens, longest_first
+from dyncp.planner.partition.hypergraph import place
+from dyncp.planner.partition.nets import Nets, even_weights, loads
+from dyncp.planner.partition.ownership import give_tokens, longest_first
+from dyncp.planner.partition.refine import Limits
 from dyncp.planner.scheduling.greedy import greedy_schedule
 from dyncp.strategies.api import Options
 
@@ -38,13 +39,21 @@ LONGTAIL = (
 
 
 def blocks_of(batch, block_tokens, shape=SHAPE):
-    return make_blocks(batch, shape.groups, uniform_cut(block_tokens))
+    return even_weights(make_blocks(batch, shape.groups, uniform_cut(block_tokens)))  # as the strategy does
 
 
-def placed(batch, cluster, shape=SHAPE, **options):
-    options = Options(**options)
-    blocks = blocks_of(batch, options.block_tokens, shape)
-    return blocks, *place(blocks, shape, cluster, options)
+def placed(batch, cluster, shape=SHAPE, block_tokens=1024, preset="deterministic", **options):
+    """Blocks, their placement, and notes: on constraints that are not met, and where the solver gave up."""
+    options = Options(**({"epsilon": 0.05, "token_epsilon": 0.02} | options))
+    blocks = blocks_of(batch, block_tokens, shape)
+    placement, notes = place(blocks, shape, cluster, options, preset)
+    return blocks, placement, unmet(blocks, placement, cluster, Limits(options.epsilon, options.token_epsilon)) + notes
+
+
+def reachable(sizes, parts, epsilon):
+    """The limit on loads, or what longest-first reaches where items are too coarse for it."""
+    reached = loads(sizes, longest_first(sizes, parts), parts).max()
+    return max((1 + min(epsilon, parts)) * sizes.sum() / parts, reached) * (1 + 1e-9)
 
 
 def imbalances(blocks, placement, ranks):
@@ -104,7 +113,8 @@ def test_received_bytes_are_those_of_the_transfers():
     moves = greedy_schedule(blocks, placement, SHAPE, cluster, Options()).transfers
     sides = np.sum([side_token_bytes(SHAPE, pass_, "none", "model") for pass_ in PASSES], axis=0)
     size = sides[moves.side] * blocks.tokens.tokens[moves.block]
-    assert received.tolist() == np.bincount(moves.dst, size, cluster.ranks).tolist()
+    of_nodes = np.bincount(moves.dst // 2, size, cluster.nodes)  # which rank of a node merges is left open
+    assert received.reshape(-1, 2).sum(axis=1) == pytest.approx(of_nodes)
     crosses = moves.src // 2 != moves.dst // 2
     assert entered.tolist() == np.bincount(moves.dst[crosses] // 2, size[crosses], cluster.nodes).tolist()
 
@@ -114,17 +124,51 @@ def test_one_long_causal_sequence():
     compute, tokens = imbalances(blocks, placement, 32)
     assert notes == ()
     assert tokens == 1.0
-    assert compute <= 1.15
-    assert counted_bytes(blocks, placement, LAYER, "none", "model", PASSES[:1]) <= 1_750e6
+    assert compute <= 1.05
+    assert counted_bytes(blocks, placement, LAYER, "none", "model", PASSES[:1]) <= 1_700e6
 
 
 def test_a_long_tailed_batch_of_unequal_blocks():
     blocks, placement, notes = placed(causal_batch(*LONGTAIL), Cluster.preset("p4de", 4), LAYER)
     compute, tokens = imbalances(blocks, placement, 32)
     assert notes == ()
-    assert tokens <= 1.06
-    assert compute <= 1.15
+    assert tokens <= 1.02
+    assert compute <= 1.05
     assert counted_bytes(blocks, placement, LAYER, "none", "model", PASSES[:1]) <= 300e6
+
+
+def test_each_objective_makes_its_own_small():
+    cluster = Cluster(4, 4)
+    batch = causal_batch(*(-(-length // 8) for length in LONGTAIL))
+    found = []
+    for objective in ("time", "total", "largest"):
+        blocks, placement, _ = placed(batch, cluster, LAYER, block_tokens=256, objective=objective)
+        nets = Nets.of_batch(blocks, LAYER, "none", "model")
+        block_rank, comp_rank = placement.block_rank, placement.comp_rank.ravel()
+        received, _ = received_bytes(nets, block_rank, comp_rank, Cluster(1, cluster.ranks))
+        between_nodes = nets.cut_bytes(block_rank // 4, comp_rank // 4, 4)
+        found.append((between_nodes, nets.cut_bytes(block_rank, comp_rank, cluster.ranks), received.max()))
+    time, total, largest = found
+    assert time[0] < total[0]
+    assert total[1] <= largest[1]
+    assert largest[2] <= total[2]
+
+
+def test_only_the_passes_that_count_are_made_small():
+    """As V is large, the forward moves as much of queries as of keys, and the backward half as much."""
+    shape = AttentionShape(2, 2, 16, 256)
+    moved = []
+    for weights in ((1, 0), (0, 1)):
+        options = dict(zip(("forward_weight", "backward_weight"), weights, strict=True))
+        blocks, placement, _ = placed(causal_batch(8192), Cluster(1, 8), shape, block_tokens=256, **options)
+        moved.append([counted_bytes(blocks, placement, shape, "none", "model", (one,)) for one in PASSES])
+    assert np.argmin(moved, axis=0).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("preset", ["default", "highest_quality"])
+def test_other_presets_keep_the_limits(preset):
+    notes = placed(causal_batch(3000, 2000, 777), Cluster(2, 2), block_tokens=64, preset=preset)[2]
+    assert notes == ()
 
 
 @given(seed=st.integers(0, 2**16), nodes=st.integers(1, 3), per_node=st.integers(1, 3), block_tokens=st.integers(1, 9))
@@ -136,17 +180,13 @@ def test_constraints_are_met_or_noted(seed, nodes, per_node, block_tokens):
     assert placement.block_rank.min(initial=0) >= 0 and placement.block_rank.max(initial=0) < cluster.ranks
     assert placement.comp_rank.min(initial=0) >= 0 and placement.comp_rank.max(initial=0) < cluster.ranks
     tokens = loads(blocks.tokens.tokens, placement.block_rank, cluster.ranks)
-    assert (tokens.max() > (1 + TOKEN_EPSILON_RANKS + 1e-5) * tokens.mean()) == any("tokens of" in n for n in notes)
+    assert (tokens.max() > 1.02 * tokens.mean() + 1e-4) == any("tokens of" in note for note in notes)
     for mask, name in enumerate(names):
         part = blocks.of_mask(mask)
-        works = np.tile(blocks.work[part], blocks.groups)
-        work = loads(works, placement.comp_rank[:, part].ravel(), cluster.ranks).reshape(nodes, per_node)
+        work = loads(np.tile(blocks.pairs[part], blocks.groups), placement.comp_rank[:, part].ravel(), cluster.ranks)
         of_mask = f" under mask {name!r}" if len(names) > 1 else ""
-        node_over = work.sum(axis=1).max() > 1.4 * work.sum(axis=1).mean() + 1e-4
-        rank_over = bool(np.any(work.max(axis=1) > 1.1 * work.mean(axis=1) + 1e-4))
-        for unit, over in (("node", node_over), ("rank", rank_over)):
-            noted = [n for n in notes if n.startswith(f"computation of {unit}") and (of_mask in n or not of_mask)]
-            assert len(noted) == over, notes
+        noted = [note for note in notes if note.startswith("computation of rank") and of_mask in note]
+        assert len(noted) == (work.max() > 1.05 * work.mean() + 1e-4), notes
 
 
 def test_each_mask_is_balanced_on_its_own():
@@ -157,7 +197,7 @@ def test_each_mask_is_balanced_on_its_own():
     for mask in (0, 1):
         part = blocks.of_mask(mask)
         work = loads(np.tile(blocks.work[part], 2), placement.comp_rank[:, part].ravel(), 4)
-        assert work.max() <= 1.1 * work.mean()
+        assert work.max() <= 1.05 * work.mean()
 
 
 @pytest.mark.parametrize("seed", [322, 325, 328, 329])  # the solver leaves the last one above the limit
@@ -167,9 +207,7 @@ def test_computation_is_within_what_longest_first_reaches(seed):
     ranks, block_tokens = int(rng.integers(2, 9)), int(rng.integers(1, 20))
     blocks, placement, _ = placed(batch, Cluster(1, ranks), block_tokens=block_tokens, seed=seed)
     works = np.tile(blocks.work, 2)
-    limit = even_load(works, ranks, 0.1)
-    load = loads(works, placement.comp_rank.ravel(), ranks)
-    assert load.max() <= max(limit, works.max()) * (1 + 1e-9)
+    assert loads(works, placement.comp_rank.ravel(), ranks).max() <= reachable(works, ranks, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +221,7 @@ def test_blocks_change_their_node_where_they_do_not_pack(lengths, cluster):
     """Even nodes whose blocks cannot be dealt evenly to their ranks."""
     blocks, placement, _ = placed(causal_batch(*lengths), cluster, block_tokens=16)
     tokens = blocks.tokens.tokens
-    limit = even_load(tokens, cluster.ranks, TOKEN_EPSILON_RANKS)
-    assert loads(tokens, placement.block_rank, cluster.ranks).max() <= limit
+    assert loads(tokens, placement.block_rank, cluster.ranks).max() <= reachable(tokens, cluster.ranks, 0.02)
 
 
 def test_a_block_heavier_than_a_share_is_noted():
@@ -194,10 +231,11 @@ def test_a_block_heavier_than_a_share_is_noted():
     share = 64 * 65 / 2 / (2 * blocks.work.sum() / 4)
     assert compute == pytest.approx(share)  # nothing else is put on top of it
     assert (
-        f"computation of rank {rank} is {share:.2f} x the mean (limit 1.1, 2 ranks above): one computation block of "
+        f"computation of rank {rank} is {share:.2f} x the mean (limit 1.05, 2 ranks above): one computation block of "
         f"sequence 0 alone is {share:.2f} x; use smaller block_tokens"
     ) in notes
-    assert any(n.startswith("tokens of rank") and "blocks of up to 64 allow about 2.67 x" in n for n in notes)
+    alone = "one token block of sequence 0 alone is 2.67 x; use smaller block_tokens"
+    assert any(note.startswith("tokens of rank") and note.endswith(alone) for note in notes)
 
 
 def notes_of(batch, cluster, block_tokens):
@@ -212,31 +250,38 @@ def test_blocks_of_one_token_cannot_be_smaller(length):
         mean = length / ranks
         best = -(-length // ranks) / mean
         wanted = f"a mean of {mean:.3g} tokens allows {best:.2f} x at best"
-        assert any(wanted in note for note in notes) == (best > 1.05)
+        assert any(wanted in note for note in notes) == (best > 1.02)
 
 
 def test_advice_says_how_far_it_goes():
     notes = notes_of(causal_batch(5), Cluster(1, 8), 1024)
     assert notes[-1] == (
-        "tokens of rank 0 are 8.00 x the mean (limit 1.05): token blocks of up to 5 allow about 8.00 x; "
+        "tokens of rank 0 are 8.00 x the mean (limit 1.02): one token block of sequence 0 alone is 8.00 x; "
         "use smaller block_tokens, but a mean of 0.625 tokens allows 1.60 x at best"
     )
     (compute,) = [note for note in notes_of(causal_batch(1), Cluster(1, 4), 8) if note.startswith("computation")]
     assert compute.endswith(": a mean of 0.5 pairs allows 2.00 x at best")
 
 
-def test_notes_name_mask_node_and_cause():
+def test_smaller_blocks_are_not_advised_where_they_cannot_help():
+    blocks = blocks_of(causal_batch(2, 2), 2)
+    placement = Placement([0, 1], np.arange(2 * len(blocks)).reshape(2, -1) % 3)
+    *_, note = unmet(blocks, placement, Cluster(1, 3), Limits(0.05, 0.02))
+    assert note == (
+        "tokens of rank 0 are 1.50 x the mean (limit 1.02, 2 ranks above): a mean of 1.33 tokens allows 1.50 x at best"
+    )
+
+
+def test_notes_name_mask_and_rank_over_all_nodes():
     batch = Batch([Sequence(8, {"a": masks.causal(8), "b": masks.full(8, 8)})])
     blocks = blocks_of(batch, 1)
     ranks = np.zeros((2, len(blocks)), int)
     ranks[:, blocks.of_mask(0)] = np.arange(36) % 4
-    notes = unmet(blocks, Placement(np.arange(8) % 4, ranks), Cluster(2, 2), Limits(0.4, 0.1, 0.05))
-    assert notes == tuple(
-        f"computation of {unit} (limit {limit}): no better placement was found"
-        for unit, limit in (
-            ("node 0 under mask 'b' is 2.00 x the mean", 1.4),
-            ("rank 0 under mask 'b' is 2.00 x the mean of its node", 1.1),
-        )
+    ranks[:, blocks.of_mask(1)] = np.arange(64) % 2 + 2  # even within the node
+    notes = unmet(blocks, Placement(np.arange(8) % 4, ranks), Cluster(2, 2), Limits(0.1, 0.05))
+    assert notes == (
+        "computation of rank 2 under mask 'b' is 2.00 x the mean (limit 1.1, 2 ranks above): "
+        "no better placement was found",
     )
 
 
@@ -270,8 +315,7 @@ def test_many_tokens_without_computation(lengths, cluster):
     sequences = [blind(n) if n > 0 else Sequence(-n, masks.causal(-n)) for n in lengths]
     blocks, placement, _ = placed(Batch(sequences), cluster, block_tokens=512)
     tokens = blocks.tokens.tokens
-    limit = even_load(tokens, cluster.ranks, TOKEN_EPSILON_RANKS)
-    assert loads(tokens, placement.block_rank, cluster.ranks).max() <= limit
+    assert loads(tokens, placement.block_rank, cluster.ranks).max() <= reachable(tokens, cluster.ranks, 0.02)
 
 
 WEIGHTS = st.sampled_from([5e-324, 1e-300, 1e-16, 1e-9, 0.1, 1.0, 7.0, 1e6, 1e9])
@@ -291,23 +335,20 @@ def test_any_weights_and_tolerances(weights, epsilons, lengths, nodes):
         Batch(sequences, dict(zip("ab", weights, strict=True))),
         Cluster(nodes, 3),
         block_tokens=32,
-        epsilon_nodes=epsilons[0],
-        epsilon_ranks=epsilons[1],
+        epsilon=epsilons[0],
+        token_epsilon=epsilons[1],
     )
     assert not any("gave up" in note for note in notes)
-    for mask in (0, 1):  # what longest-first reaches, whatever the weight
+    for mask in (0, 1) if nodes == 1 else ():  # what longest-first reaches, whatever the weight
         part = blocks.of_mask(mask)
         works = np.tile(blocks.pairs[part].astype(float), 2)
-        rank = placement.comp_rank[:, part].ravel()
-        if nodes == 1:
-            limit = even_load(works, 3, min(epsilons[1], 3))
-            assert loads(works, rank, 3).max() <= max(limit, works.max()) * (1 + 1e-9)
+        assert loads(works, placement.comp_rank[:, part].ravel(), 3).max() <= reachable(works, 3, epsilons[0])
 
 
-@pytest.mark.parametrize("options", [{"epsilon_ranks": 1e-6}, {"epsilon_nodes": 1e-9}], ids=str)
+@pytest.mark.parametrize("options", [{"epsilon": 1e-6}, {"token_epsilon": 1e-9}], ids=str)
 def test_tight_tolerances_beside_many_short_sequences(options):
     blocks, placement, notes = placed(causal_batch(16384, *[1] * 300), Cluster(2, 4), block_tokens=256, **options)
-    assert imbalances(blocks, placement, 8)[0] <= 1.5
+    assert imbalances(blocks, placement, 8)[0] <= 1.1
     assert not any("gave up" in note for note in notes)
 
 
@@ -328,11 +369,13 @@ import sys
 sys.path[:0] = sys.argv[2:]
 from builders import causal_batch, SHAPE
 from dyncp.ir.cluster import Cluster
-from dyncp.strategies import make_plan
+from dyncp.planner.blockgen import make_blocks, uniform_cut
+from dyncp.planner.partition.hypergraph import place
 from dyncp.strategies.api import Options
 for length in eval(sys.argv[1]):
-    plan = make_plan(causal_batch(length, 900, 333), SHAPE, Cluster(2, 3), options=Options(block_tokens=128, seed=5))
-print(plan.digest)
+    blocks = make_blocks(causal_batch(length, 900, 333), SHAPE.groups, uniform_cut(128))
+    placement, _ = place(blocks, SHAPE, Cluster(2, 3), Options(epsilon=0.05, token_epsilon=0.02, seed=5))
+print(placement.block_rank.tolist(), placement.comp_rank.tolist())
 """
 
 
@@ -342,22 +385,19 @@ def test_the_same_placement_every_time_and_in_every_process():
     first, again = (placed(batch, cluster, block_tokens=128, seed=5)[1] for _ in range(2))
     assert np.array_equal(first.block_rank, again.block_rank) and np.array_equal(first.comp_rank, again.comp_rank)
     paths = [path for path in sys.path if path]
-    digests = {
+    found = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT, lengths, *paths], capture_output=True, text=True, check=True
         ).stdout
         for lengths in ("[4000]", "[17, 2000, 4000]")
     }
-    assert len(digests) == 1
+    assert found == {f"{first.block_rank.tolist()} {first.comp_rank.tolist()}\n"}
 
 
 # The parts
 
 
-def test_even_load():
-    assert even_load(np.array([4, 4, 4, 4]), 2, 0.1) == pytest.approx(8.8)
-    assert even_load(np.array([4, 4, 4]), 2, 0.1) == 8  # coarser than the tolerance
-    assert even_load(np.array([90, 4, 4, 1, 1]), 2, 0.1) == pytest.approx(55)  # the first has a part to itself
+def test_longest_first():
     sizes = np.array([5, 3, 3, 2, 2, 2, 1])
     assert loads(sizes, longest_first(sizes, 3), 3).tolist() == [7, 6, 5]
 
@@ -398,7 +438,7 @@ def test_tokens_go_where_they_save_most(seed):
     blocks = blocks_of(causal_batch(*rng.integers(1, 9, 3)), 4)
     nets = Nets.of_batch(blocks, SHAPE, "none", "model")
     comp_part = rng.integers(0, 2, len(nets))
-    limit = even_load(nets.tokens, 2, 0.1)
+    limit = reachable(nets.tokens, 2, 0.1)
     owner = give_tokens(nets, comp_part, 2, limit)
     every = [np.array(one) for one in itertools.product((0, 1), repeat=len(nets.tokens))]
     fitting = [one for one in every if loads(nets.tokens, one, 2).max() <= limit]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dyncp.planner.partition.nets import loads
-from dyncp.planner.partition.ownership import _search, even_load
+from dyncp.planner.partition.ownership import _search, longest_first
 
 
 def plain_search(value, tokens, limit, start):
@@ -56,7 +56,8 @@ def test_the_search_skips_only_what_gains_nothing(seed, count, parts, epsilon):
     value = rng.integers(0, 4, (count, parts)) * tokens[:, None].astype("float64")
     value[rng.random(count) < 0.6] *= np.eye(parts)[0]  # many want the same part
     start = value.argmax(axis=1) if rng.random() < 0.5 else rng.integers(0, parts, count)
-    limit = even_load(tokens, parts, epsilon) if count else 0.0
+    reached = loads(tokens, longest_first(tokens, parts), parts).max()
+    limit = max((1 + epsilon) * tokens.sum() / parts, reached * rng.integers(1, 3) / 2)  # or none can keep it
     assert _search(value, tokens, limit, start).tolist() == plain_search(value, tokens, limit, start).tolist()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import mtkahypar
@@ -11,11 +12,13 @@ from builders import SHAPE, causal_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dyncp.ir.check import check_plan
 from dyncp.ir.cluster import Cluster
+from dyncp.planner.blockgen import make_blocks, uniform_cut
 from dyncp.planner.partition import solver
+from dyncp.planner.partition.balance import unmet
+from dyncp.planner.partition.hypergraph import place
+from dyncp.planner.partition.refine import Limits
 from dyncp.planner.partition.solver import LARGEST, Hypergraph, partition
-from dyncp.strategies import build
 from dyncp.strategies.api import Options
 
 
@@ -108,10 +111,15 @@ def test_other_errors_are_not_hidden(monkeypatch):
         partition(chain([1, 1]), np.full(2, 1.0))
 
 
-def test_a_plan_without_the_solver_is_balanced_and_says_so(monkeypatch):
+def test_a_placement_without_the_solver_is_balanced_and_says_so(monkeypatch):
     monkeypatch.setattr(solver, "_library", giving_up(mtkahypar.InvalidInputError(MESSAGE)))
-    made = build(causal_batch(3000, 2000, 777), SHAPE, Cluster(2, 2), options=Options(block_tokens=64))
-    check_plan(made.plan, made.layout.blocks)
-    assert made.layout.notes == (
-        "the partitioner gave up and blocks were dealt out evenly: [Invalid Input] Sum of weights is 3.",
-    )
+    blocks = make_blocks(causal_batch(3000, 2000, 777), SHAPE.groups, uniform_cut(64))
+    placement, notes = place(blocks, SHAPE, Cluster(2, 2), Options(epsilon=0.05, token_epsilon=0.02))
+    assert notes == ("the partitioner gave up and blocks were dealt out evenly: [Invalid Input] Sum of weights is 3.",)
+    assert unmet(blocks, placement, Cluster(2, 2), Limits(0.05, 0.02)) == ()
+
+
+def test_what_to_install_is_said_where_the_solver_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mtkahypar", None)
+    with pytest.raises(ValueError, match=r"^the partitioner 'hypergraph' needs Mt-KaHyPar: pip install 'dyncp\[hyper"):
+        partition(chain([1, 1]), np.full(2, 1.0))

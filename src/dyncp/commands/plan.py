@@ -25,7 +25,8 @@ class Command:
 
     Bytes are those of one attention layer over all ranks. Of several masks, pairs, bytes and messages are sums in which
     each mask counts as often as its weight says. A line `note: ...` names a limit on balance that could not be met; the
-    limit is a multiple of the mean: 1 + --epsilon-nodes or --epsilon-ranks for computation, always 1.05 for tokens.
+    limit is a multiple of the mean: 1 + --epsilon for computation, 1 + --token-epsilon for tokens. `bound` is what no
+    placement can go below (docs/plans.md).
     """
 
     batch: BatchOptions = field(default_factory=BatchOptions)

@@ -24,6 +24,7 @@ from dyncp.ir.batch import Batch
 from dyncp.ir.codec import encode_rank
 from dyncp.lookahead.config import Planning
 from dyncp.strategies import make_plan
+from dyncp.strategies.warm import warm_up
 
 END_TIMEOUT_S = 5.0
 
@@ -91,6 +92,7 @@ class Worker:
 def serve(descriptor: str) -> None:
     """The main function of a worker: answer calls until the owner closes the pipe, of which this is the file number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole terminal; the owner ends its workers
+    warm_up()
     pipe = Connection(int(descriptor))
     while True:
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import HAS_Q, Blocks
 from dyncp.ir.plan import PASSES, Attention, CommLaunch, Kind, Pass, Plan, PlanHeader, Program
+from dyncp.planner.partition.bounds import PassBound, lower_bound
 from dyncp.report.table import columns, format_bytes, format_seconds
 from dyncp.strategies import Planned
 
@@ -38,12 +39,35 @@ class Traffic:
 
 
 def summarize(planned: Planned) -> dict[str, Any]:
-    """The figures of a plan that was just made: those of `plan_figures`, how long planning took (`planning_s`, in total
-    and by stage), and `notes`, which say what limits on balance could not be met."""
+    """The figures of a plan that was just made: those of `plan_figures` and of `bound_figures`, how long planning took
+    (`planning_s`, in total and by stage), and `notes`, which say what limits on balance could not be met."""
+    figures = plan_figures(planned.plan, planned.layout.blocks)
     return {
-        **plan_figures(planned.plan, planned.layout.blocks),
+        **figures,
+        **bound_figures(planned, figures),
         "planning_s": {"total": sum(planned.seconds.values()), **planned.seconds},
         "notes": list(planned.layout.notes),
+    }
+
+
+def bound_figures(planned: Planned, figures: dict[str, Any]) -> dict[str, Any]:
+    """How few bytes any placement of the batch can move at the balance that is allowed, or that the plan has if it is
+    worse (`planner.partition.bounds`): of the forward pass `bound_bytes` and `bound_inter_node_bytes`, and
+    `bound_ratio`, what the plan moves over the first (None where nothing need move); the same of both passes with one
+    placement under `both`, with what the plan moves there."""
+    header, options = planned.plan.header, planned.options
+    compute = [part["compute_imbalance"] for part in figures.get("masks", {"": figures}).values()]
+    tolerance = max(options.epsilon, max(compute) - 1), max(options.token_epsilon, figures["token_imbalance"] - 1)
+    bound = lower_bound(planned.batch, header.shape, header.cluster, *tolerance, header.keep, header.wire)
+    both = {key: figures[key] + figures["backward"][key] for key in ("total_bytes", "inter_node_bytes")}
+    return {**_bound_keys(bound.forward, figures), "both": {**both, **_bound_keys(bound.both, both)}}
+
+
+def _bound_keys(bound: PassBound, figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "bound_bytes": bound.total_bytes,
+        "bound_inter_node_bytes": bound.inter_node_bytes,
+        "bound_ratio": figures["total_bytes"] / bound.total_bytes if bound.total_bytes > 0 else None,
     }
 
 
@@ -174,9 +198,16 @@ def summary_text(summary: dict[str, Any]) -> str:
     rows.append(("tokens", f"{summary['token_imbalance']:.3f} max/mean over ranks"))
     if summary["idle_ranks"]:
         rows.append(("idle ranks", ", ".join(map(str, summary["idle_ranks"]))))
+    if "bound_bytes" in summary:
+        rows.append(("bound", f"{_bound_text(summary)} forward, {_bound_text(summary['both'])} both ways"))
     lines = [head_text(summary), *map(_head_line, rows)]
     lines += ["", columns(_pass_rows(summary)), *(f"note: {note}" for note in summary.get("notes", ()))]
     return "\n".join(lines)
+
+
+def _bound_text(figures: dict[str, Any]) -> str:
+    ratio = figures["bound_ratio"]
+    return f"{format_bytes(figures['bound_bytes'])}{'' if ratio is None else f' (moved {ratio:.2f} x)'}"
 
 
 def head_text(summary: dict[str, Any]) -> str:

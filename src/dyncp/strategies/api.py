@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dyncp.ir.arguments import positive_number, whole_number
 from dyncp.ir.batch import Batch
@@ -15,46 +15,76 @@ from dyncp.ir.plan import KEEP, WIRE
 from dyncp.ir.schedule import Schedule
 from dyncp.ir.shape import AttentionShape
 
+OBJECTIVES = ("time", "total", "largest")
+PARTITIONERS = ("tiling", "hypergraph")
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to plan.
 
     Args:
-        block_tokens: Tokens of a block; the last one of a sequence may be shorter. Read by the strategies `dynamic` and
-            `data_parallel`; the rings cut each sequence into as many blocks as they need.
+        block_tokens: Most tokens of a block; `auto` chooses for each batch. Blocks are cut along the edges of masks and
+            where tokens must be evened out. Read by the strategies `dynamic` and `data_parallel`; the rings cut each
+            sequence into as many blocks as they need.
         divisions: Parts that each rank's computation is split into, to overlap with transfers (paper, 4.3). Read by
-            `dynamic`.
-        epsilon_nodes: How far above the mean the computation of a node may lie, as a fraction (paper, 4.2). Read by
-            `dynamic`.
-        epsilon_ranks: How far above the mean of its node the computation of a rank may lie, as a fraction (paper, 4.2).
-            Read by `dynamic`.
+            `dynamic`, as all that follow but keep and wire.
+        epsilon: How far above the mean the computation of a rank may lie, as a fraction (paper, 4.2).
+        token_epsilon: How far above the mean the tokens of a rank may lie, as a fraction.
+        objective: What placement makes small: `time`, the bytes that move, each weighted by how long it takes within or
+            between nodes; `total`, all bytes alike; or `largest`, what the rank that receives most receives.
+        forward_weight: What a byte of the forward pass counts.
+        backward_weight: What a byte of the backward pass counts.
+        partitioner: `tiling` or, as in the paper, `hypergraph` (Mt-KaHyPar, the extra of that name).
+        effort: Steps of the local search, against the usual number; more steps take longer and move less.
+        portfolio: `dynamic` takes the layout of another strategy that is estimated to be faster (for `time` only).
         keep: What remote data the forward keeps for the backward: `none`, `kv` or `all`.
         wire: Dtype of partial results in transfers: `model` or `float32`.
-        seed: Of the order in which one of several tries shows the blocks to the partitioner when they are split over
-            nodes. Plans for one node, for batches of fewer than 4,096 tokens or of more than about 4,000 computation
-            blocks (counted once per head group), and of the strategies that do not partition, do not depend on it.
+        seed: Of the local search.
 
     Raises:
         ValueError: a number out of range or an unknown word.
     """
 
-    block_tokens: int = 1024
+    block_tokens: int | Literal["auto"] = "auto"
     divisions: int = 4
-    epsilon_nodes: float = 0.4
-    epsilon_ranks: float = 0.1
+    epsilon: float = 0.02
+    token_epsilon: float = 0.02
+    objective: str = "time"
+    forward_weight: float = 1.0
+    backward_weight: float = 1.0
+    partitioner: str = "tiling"
+    effort: float = 1.0
+    portfolio: bool = True
     keep: str = "none"
     wire: str = "model"
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("block_tokens", 1), ("divisions", 1), ("seed", 0)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        for name in ("epsilon_nodes", "epsilon_ranks"):
+            if getattr(self, name) != "auto" or name != "block_tokens":
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        for name in ("epsilon", "token_epsilon", "effort"):
             positive_number(name, getattr(self, name))
-        for name, words in (("keep", KEEP), ("wire", WIRE)):
+        for name in ("forward_weight", "backward_weight"):
+            if getattr(self, name) != 0:
+                positive_number(name, getattr(self, name))
+        if not self.forward_weight + self.backward_weight > 0:
+            raise ValueError("forward_weight and backward_weight are both 0; one of the passes must count")
+        for name, words in (
+            ("objective", OBJECTIVES),
+            ("partitioner", PARTITIONERS),
+            ("keep", KEEP),
+            ("wire", WIRE),
+        ):
             if getattr(self, name) not in words:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; choose one of {', '.join(words)}")
+
+    @property
+    def pass_weights(self) -> tuple[float, float]:
+        """What a byte of the forward and of the backward pass counts."""
+        largest = max(self.forward_weight, self.backward_weight)
+        return self.forward_weight / largest, self.backward_weight / largest
 
 
 @dataclass(frozen=True, slots=True)

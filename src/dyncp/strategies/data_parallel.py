@@ -14,10 +14,13 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.planner.blockgen import make_blocks, uniform_cut
 from dyncp.strategies.api import Layout, Options
 
+DEFAULT_TOKENS = 2048  # of a block: it makes little difference where nothing moves
+
 
 def data_parallel(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options) -> Layout:
     """Give each sequence whole to the rank with the fewest tokens so far, the longest first."""
-    blocks = make_blocks(batch, shape.groups, uniform_cut(options.block_tokens))
+    block_tokens = DEFAULT_TOKENS if options.block_tokens == "auto" else options.block_tokens
+    blocks = make_blocks(batch, shape.groups, uniform_cut(block_tokens))
     lengths = np.array([max(sequence.length, sequence.keys) for sequence in batch.sequences])
     loads = [(0, rank) for rank in range(cluster.ranks)]
     sequence_rank = np.empty(len(lengths), dtype=np.int32)

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 from dyncp.ir.batch import Batch
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.shape import AttentionShape
-from dyncp.planner.blockgen import make_blocks, uniform_cut
-from dyncp.planner.partition.hypergraph import place
+from dyncp.planner.partition import hypergraph
+from dyncp.planner.partition.balance import unmet
+from dyncp.planner.partition.nets import even_weights
+from dyncp.planner.partition.place import Found, Search, finished, place
+from dyncp.planner.partition.refine import Limits
+from dyncp.planner.partition.size import cut_batch
 from dyncp.planner.scheduling.greedy import greedy_schedule
 from dyncp.strategies.api import Layout, Options
+from dyncp.strategies.portfolio import faster_rival
 
 
 def dynamic(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options) -> Layout:
-    """Blocks of `options.block_tokens`, placed by hypergraph partitioning and scheduled greedily."""
+    """Blocks cut along masks, placed by tiling and local search (or by a hypergraph partitioner), scheduled greedily;
+    or the layout of another strategy, where that is estimated to be faster."""
     marks = [time.perf_counter()]
-    blocks = make_blocks(batch, shape.groups, uniform_cut(options.block_tokens))
+    block_tokens = None if options.block_tokens == "auto" else options.block_tokens
+    blocks = even_weights(cut_batch(batch, shape.groups, cluster.ranks, block_tokens, options.epsilon))
+    weights = tuple((batch.weights or {})[name] for name in batch.mask_names)
     marks.append(time.perf_counter())
-    placement, notes = place(blocks, shape, cluster, options)
+    notes: tuple[str, ...] = ()
+    if options.partitioner == "hypergraph":
+        placement, notes = hypergraph.place(blocks, shape, cluster, options)
+        found = finished(batch, Found(blocks, placement), Search(shape, cluster, options))
+    else:
+        found = place(batch, blocks, shape, cluster, options)
     marks.append(time.perf_counter())
-    schedule = greedy_schedule(blocks, placement, shape, cluster, options)
+    found = found._replace(blocks=replace(found.blocks, mask_weights=weights))
+    schedule = greedy_schedule(found.blocks, found.placement, shape, cluster, options)
+    limits = Limits(options.epsilon, options.token_epsilon)
+    layout = Layout(found.blocks, found.placement, schedule, notes)
+    if options.portfolio and options.objective == "time":
+        layout = faster_rival(layout, batch, shape, cluster, options) or layout
+    notes = unmet(layout.blocks, layout.placement, cluster, limits) + layout.notes
     marks.append(time.perf_counter())
     seconds = {name: b - a for name, (a, b) in zip(("blocks", "place", "schedule"), pairwise(marks), strict=True)}
-    return Layout(blocks, placement, schedule, notes, seconds)
+    return replace(layout, notes=notes, seconds=seconds)

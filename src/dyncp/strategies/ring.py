@@ -17,30 +17,22 @@ from dyncp.ir.placement import Placement
 from dyncp.ir.schedule import Schedule, Side, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.blockgen import equal_cut, make_blocks
+from dyncp.planner.partition.coarsen import place_in_sequence
 from dyncp.strategies.api import Layout, Options
 
 
 def ring(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options) -> Layout:
     """One run of neighbouring tokens per rank. With a causal mask the last rank computes most."""
     blocks = make_blocks(batch, shape.groups, equal_cut(cluster.ranks))
-    return around(blocks, block_in_sequence(blocks), cluster.ranks)
+    return around(blocks, place_in_sequence(blocks.tokens), cluster.ranks)
 
 
 def zigzag(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options) -> Layout:
     """Two runs per rank, one from each end of the sequence, which balances a causal mask."""
     ranks = cluster.ranks
     blocks = make_blocks(batch, shape.groups, equal_cut(2 * ranks))
-    place = block_in_sequence(blocks)
+    place = place_in_sequence(blocks.tokens)
     return around(blocks, np.where(place < ranks, place, 2 * ranks - 1 - place), ranks)
-
-
-def block_in_sequence(blocks: Blocks) -> Ints:
-    """int64[B]: the number of each token block among those of its sequence and role."""
-    tokens = blocks.tokens
-    key = np.stack([tokens.sequence, tokens.role])
-    new = np.any(key[:, 1:] != key[:, :-1], axis=0)
-    first = np.concatenate([[0], np.where(new, np.arange(1, len(tokens)), 0)])
-    return np.arange(len(tokens)) - np.maximum.accumulate(first)
 
 
 def around(blocks: Blocks, block_rank: Ints, ranks: int) -> Layout:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
 from dyncp.planner.partition.nets import Nets, loads
-from dyncp.planner.partition.ownership import even_load
+from dyncp.planner.partition.refine import Limits
 
 
 def repair(nets: Nets, block_part: Ints, comp_part: Ints, parts: int, limit: float) -> Ints:
@@ -57,72 +57,57 @@ def repair(nets: Nets, block_part: Ints, comp_part: Ints, parts: int, limit: flo
         stuck[:] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How far above the mean each load may lie."""
+class Items(NamedTuple):
+    """What is shared out to ranks, in pairs or tokens."""
 
-    work_nodes: float
-    work_ranks: float  # within the node
-    tokens_ranks: float
+    unit: str
+    block: str  # what one of them is called
+    size: Ints  # [n]
+    sequence: Ints  # [n]
+    rank: Ints  # [n]
 
 
 def unmet(blocks: Blocks, placement: Placement, cluster: Cluster, limits: Limits) -> tuple[str, ...]:
-    """The constraints that a placement does not meet, with numbers and causes: the worst node or rank of each."""
-    notes: list[str] = []
+    """The constraints that a placement does not meet, with numbers and causes: the fullest rank of each. Computation is
+    compared mask by mask; the mean is that of all ranks."""
+    notes = []
     for mask, name in enumerate(blocks.mask_names):
-        part = blocks.of_mask(mask)
-        works = np.tile(blocks.pairs[part].astype("float64"), blocks.groups)  # of one mask, so without its weight
-        rank = placement.comp_rank[:, part].ravel().astype("int64")
-        sequences = np.tile(blocks.tokens.sequence[blocks.q_block[part]], blocks.groups)
-        of_ranks = loads(works, rank, cluster.ranks).reshape(cluster.nodes, -1)
-        of_nodes = of_ranks.sum(axis=1)
+        part, groups = blocks.of_mask(mask), blocks.groups
+        pairs = np.tile(blocks.pairs[part], groups)  # of one mask, so without its weight
+        sequence = np.tile(blocks.tokens.sequence[blocks.q_block[part]], groups)
+        comps = Items("pairs", "computation block", pairs, sequence, placement.comp_rank[:, part].ravel())
         of_mask = f" under mask {name!r}" if len(blocks.mask_names) > 1 else ""
-        for unit, load, mean, limit, members in (
-            ("node", of_nodes, of_nodes.mean(), limits.work_nodes, rank // cluster.ranks_per_node),
-            ("rank", of_ranks, of_ranks.mean(axis=1, keepdims=True), limits.work_ranks, rank),
-        ):
-            ratio = (load / np.maximum(mean, 1e-30)).ravel()  # no load, no mean
-            worst = int(np.argmax(ratio))
-            if ratio[worst] > 1 + limit + 1e-6:
-                heaviest = np.flatnonzero(members == worst)
-                heaviest = heaviest[np.argmax(works[heaviest])]
-                of_worst = np.broadcast_to(mean, load.shape).flat[worst]
-                cause = _cause(works[heaviest], of_worst, limit, sequences[heaviest])
-                over = int(np.sum(ratio > 1 + limit + 1e-6))
-                notes.append(
-                    f"computation of {unit} {worst}{of_mask} is {ratio[worst]:.2f} x the mean"
-                    f"{' of its node' if unit == 'rank' and cluster.nodes > 1 else ''} (limit {1 + limit:g}"
-                    f"{f', {over} {unit}s above' if over > 1 else ''}): {cause}"
-                )
-    return (*notes, *_unmet_tokens(blocks, placement, cluster, limits.tokens_ranks))
+        notes.append(_note(f"computation of rank {{}}{of_mask} is", comps, cluster.ranks, limits.work))
+    tokens = Items("tokens", "token block", blocks.tokens.tokens, blocks.tokens.sequence, placement.block_rank)
+    notes.append(_note("tokens of rank {} are", tokens, cluster.ranks, limits.tokens))
+    return tuple(note for note in notes if note)
 
 
-def _cause(heaviest: float, mean: float, limit: float, sequence: int) -> str:
-    """Why the load of a node or rank is above the limit, given the pairs of its heaviest block and the mean load."""
-    share = heaviest / mean
-    what = ""
-    if share > 1 + limit:
-        what = f"one computation block of sequence {sequence} alone is {share:.2f} x"
-    elif share > limit:
-        what = f"its computation blocks are up to {share:.2f} x (one of sequence {sequence})"
-    return _advice(what, heaviest > 1, mean, limit, "pairs")
+def _note(subject: str, items: Items, ranks: int, epsilon: float) -> str:
+    """What is above the limit, or nothing; `subject` has a place for the rank."""
+    load = loads(items.size, items.rank, ranks)
+    mean, limit = max(1e-30, float(load.mean())), 1 + epsilon  # no load, no mean
+    ratio = load / mean
+    over, worst = int(np.sum(ratio > limit + 1e-6)), int(np.argmax(ratio))
+    if not over:
+        return ""
+    others = f", {over} ranks above" if over > 1 else ""
+    cause = _cause(items, worst, mean, epsilon, float(ratio[worst]))
+    return f"{subject.format(worst)} {ratio[worst]:.2f} x the mean (limit {limit:g}{others}): {cause}"
 
 
-def _advice(what: str, divisible: bool, mean: float, limit: float, unit: str) -> str:
-    """Names a cause, `what`, and what helps: smaller blocks down to one pair or token, and nothing below that."""
-    parts = [f"{what}; use smaller block_tokens"] if what and divisible else []
-    if ceil(mean) / mean > 1 + limit:
-        parts.append(f"a mean of {mean:.3g} {unit} allows {ceil(mean) / mean:.2f} x at best")
-    return ", but ".join(parts) or "no better placement was found"
-
-
-def _unmet_tokens(blocks: Blocks, placement: Placement, cluster: Cluster, limit: float) -> list[str]:
-    tokens = blocks.tokens.tokens
-    load = loads(tokens, placement.block_rank, cluster.ranks)
-    mean, worst = load.mean(), int(np.argmax(load))
-    if load[worst] <= mean * (1 + limit + 1e-6):
-        return []
-    possible = max(float(tokens.max()), even_load(tokens, cluster.ranks, limit)) / mean
-    what = f"token blocks of up to {tokens.max()} allow about {possible:.2f} x" if possible > 1 + limit else ""
-    cause = _advice(what, bool(tokens.max() > 1), mean, limit, "tokens")
-    return [f"tokens of rank {worst} are {load[worst] / mean:.2f} x the mean (limit {1 + limit:g}): {cause}"]
+def _cause(items: Items, rank: int, mean: float, epsilon: float, ratio: float) -> str:
+    """Why a rank is above the limit, and what helps: smaller blocks, down to one pair or token and to what the mean
+    allows."""
+    mine = np.flatnonzero(items.rank == rank)
+    heaviest = mine[np.argmax(items.size[mine])]
+    size, sequence = int(items.size[heaviest]), items.sequence[heaviest]
+    share, best = size / mean, ceil(mean) / mean
+    causes = []
+    if size > 1 and ratio > best + 1e-6 and share > epsilon:
+        alone = f"one {items.block} of sequence {sequence} alone is {share:.2f} x"
+        several = f"its {items.block}s are up to {share:.2f} x (one of sequence {sequence})"
+        causes.append(f"{alone if share > 1 + epsilon else several}; use smaller block_tokens")
+    if best > 1 + epsilon:
+        causes.append(f"a mean of {mean:.3g} {items.unit} allows {best:.2f} x at best")
+    return ", but ".join(causes) or "no better placement was found"

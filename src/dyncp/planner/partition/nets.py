@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from dyncp.ir.shape import AttentionShape
 
 INWARD = (Side.Q_IN, Side.KV_IN)  # of the query side and of the KV side
 OUTWARD = (Side.Q_OUT, Side.KV_OUT)
+LEAST_WEIGHT = 2.0**-30  # of a mask next to the largest; integers of a solver cannot tell less from nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,22 +45,30 @@ class Nets:
         return self.in_bytes + self.out_bytes
 
     @classmethod
-    def of_batch(cls, blocks: Blocks, shape: AttentionShape, keep: str, wire: str) -> Nets:
-        """The hypergraph of a whole batch. Computation block `g * N + n` is block n of head group g. An edge has the
-        bytes of the forward and of the backward pass, times the layers that use the mask."""
-        groups, comps = blocks.groups, len(blocks)
+    def of_batch(
+        cls, blocks: Blocks, shape: AttentionShape, keep: str, wire: str, weights: tuple[float, float] = (1.0, 1.0)
+    ) -> Nets:
+        """The hypergraph of a whole batch. Computation block `g * N + n` is block n of head group g; the edges of query
+        sides come before those of KV sides. An edge has the bytes of the forward and of the backward pass, times their
+        `weights` and the layers that use the mask."""
+        groups, masks, count = blocks.groups, len(blocks.mask_names), len(blocks.tokens)
         mask = np.tile(blocks.mask.astype("int64"), groups)
-        group = np.repeat(np.arange(groups), comps)
-        ends = [np.tile(end, groups) for end in (blocks.q_block, blocks.kv_block)]
-        keys = [((mask * groups + group) * 2 + side) * len(blocks.tokens) + end for side, end in enumerate(ends)]
-        used, edges = np.unique(np.concatenate(keys), return_inverse=True)
-        token, side, edge_mask = used % len(blocks.tokens), used // len(blocks.tokens) % 2, used // len(blocks.tokens)
-        edge_mask = edge_mask // (2 * groups)
-        per_token = np.sum([side_token_bytes(shape, pass_, keep, wire) for pass_ in (FORWARD, BACKWARD)], axis=0)
+        sheet = mask * groups + np.repeat(np.arange(groups), len(blocks))
+        keys = np.concatenate(
+            [
+                (side * masks * groups + sheet) * count + np.tile(end, groups)
+                for side, end in enumerate((blocks.q_block, blocks.kv_block))
+            ]
+        )
+        present = np.zeros(2 * masks * groups * count, bool)
+        present[keys] = True
+        used = np.flatnonzero(present)
+        q_edge, kv_edge = np.split((np.cumsum(present) - 1)[keys], 2)
+        token, edge_mask, side = used % count, used // (count * groups) % masks, used // (count * groups * masks)
+        per_token = np.dot(weights, [side_token_bytes(shape, pass_, keep, wire) for pass_ in (FORWARD, BACKWARD)])
         scale = blocks.tokens.tokens[token] * np.asarray(blocks.mask_weights)[edge_mask]
-        q_edge, kv_edge = np.split(edges, [comps * groups])
-        work = np.tile(blocks.work, groups)
         in_bytes, out_bytes = (per_token[list(sides)][side] * scale for sides in (INWARD, OUTWARD))
+        work = np.tile(blocks.work, groups)
         return cls(blocks.tokens.tokens, q_edge, kv_edge, work, mask, token, edge_mask, in_bytes, out_bytes)
 
     def restrict(self, tokens: Ints, comps: Ints) -> Nets:
@@ -112,3 +121,11 @@ class Nets:
 def loads(weights: Ints, part: Ints, parts: int) -> Ints:
     """float64[parts]: sum of the weights in each part."""
     return np.bincount(part, weights, parts)
+
+
+def even_weights(blocks: Blocks) -> Blocks:
+    """The blocks with mask weights of at most 2, and none lost next to another. Scaled by a power of two, which rounds
+    nothing."""
+    weights = np.asarray(blocks.mask_weights)
+    scaled = np.ldexp(weights, 1 - int(np.frexp(weights.max())[1]))
+    return replace(blocks, mask_weights=tuple(np.maximum(scaled, LEAST_WEIGHT).tolist()))

@@ -21,17 +21,6 @@ def longest_first(sizes: Ints, parts: int) -> Ints:
     return part
 
 
-def even_load(sizes: Ints, parts: int, epsilon: float) -> float:
-    """The load that no part needs to exceed: `1 + epsilon` times the mean, or what longest-first reaches where items
-    are too coarse for that. An item that is larger on its own has a part to itself and does not count."""
-    limit = (1 + epsilon) * float(sizes.sum()) / parts
-    rest = sizes[sizes <= limit]
-    if not len(rest) or rest.max() <= epsilon * float(sizes.sum()) / parts:
-        return limit  # longest-first stays below mean + largest
-    others = parts - (len(sizes) - len(rest))
-    return max(limit, float(loads(rest, longest_first(rest, others), others).max()))
-
-
 def give_tokens(nets: Nets, comp_part: Ints, parts: int, limit: float, start: Ints | None = None) -> Ints:
     """int64[B]: an owner for each token block such that few bytes move and no part has more than `limit` tokens.
 

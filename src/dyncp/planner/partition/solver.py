@@ -4,6 +4,8 @@ What its version 1.7 needs for that, found by trying: one thread; a deterministi
 from call to call of one process, whatever the seed and the number of threads); no vertex of weight 0 (fixed ones are
 moved, or the process dies); limits that add up to the vertices' weight; and sums that fit 32 bits. The deterministic
 presets do not look at the seed, but at the order of the vertices.
+
+It is an optional dependency, and is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-import mtkahypar
 import numpy as np
 
 from dyncp.ir.arrays import Ints
@@ -21,6 +22,12 @@ from dyncp.planner.partition.ownership import longest_first
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in the solver's messages
 LARGEST = 2**30  # bound on the sum of all weights
+PRESETS = {
+    "deterministic": "DETERMINISTIC_QUALITY",
+    # yardsticks, not reproducible
+    "default": "DEFAULT",
+    "highest_quality": "HIGHEST_QUALITY",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,18 +48,30 @@ class Partition(NamedTuple):
     failure: str = ""  # why it gave up, on one line; then the vertices are only dealt out evenly
 
 
+def _module() -> Any:
+    try:
+        import mtkahypar
+    except ModuleNotFoundError as error:
+        raise ValueError("the partitioner 'hypergraph' needs Mt-KaHyPar: pip install 'dyncp[hypergraph]'") from error
+    return mtkahypar
+
+
 @cache
 def _library() -> Any:
-    return mtkahypar.initialize(1, False)
+    return _module().initialize(1, False)
 
 
-def partition(graph: Hypergraph, limits: Ints, shuffle: int | None = None) -> Partition:
+def partition(graph: Hypergraph, limits: Ints, shuffle: int | None = None, preset: str = "deterministic") -> Partition:
     """The part of each vertex, with a small sum of edge weight x (parts touched - 1).
 
     Args:
         graph: at least one vertex; finite weights of at least 0, of any scale.
         limits: float64[K], the largest vertex weight of each part. The solver may fail to keep them.
         shuffle: the seed of another order of the vertices than the given one.
+        preset: a key of `PRESETS`; only with "deterministic" the same arguments give the same answer.
+
+    Raises:
+        ValueError: Mt-KaHyPar is not installed.
     """
     if len(limits) == 1:  # the process would die
         return Partition(np.zeros(len(graph.vertex_weight), "int64"))
@@ -60,8 +79,9 @@ def partition(graph: Hypergraph, limits: Ints, shuffle: int | None = None) -> Pa
     if shuffle is not None:
         order = np.random.default_rng(shuffle).permutation(order)
     place = np.argsort(order)
+    mtkahypar = _module()
     weights, most = _whole_weights(graph.vertex_weight[order], limits)
-    context = _library().context_from_preset(mtkahypar.PresetType.DETERMINISTIC_QUALITY)
+    context = _library().context_from_preset(getattr(mtkahypar.PresetType, PRESETS[preset]))
     context.set_partitioning_parameters(len(limits), 0.03, mtkahypar.Objective.KM1)  # limits stand in for the epsilon
     context.set_individual_target_block_weights(most.tolist())
     context.logging = False

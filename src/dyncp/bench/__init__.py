@@ -1,0 +1,1 @@
+"""Measuring the planner: a corpus of batches, how each is planned, and tables of the results."""
