@@ -77,9 +77,9 @@ def test_short_edges_only_attract_what_is_near():
     assert np.abs(bounds - even_cut(BLOCK)(4200)).max() <= 30
 
 
-def test_an_edge_is_long_from_a_share_of_the_sequence_on():
+def test_an_edge_is_long_from_a_share_of_a_block_on():
     """A sink whose edge is as long as there are rows that see nothing else nearby; no even cut is near it."""
-    for rows, is_bound in ((LENGTH * LONG - 8, False), (LENGTH * LONG + 8, True)):
+    for rows, is_bound in ((512 * LONG - 8, False), (512 * LONG + 8, True)):
         assert (700 in cut_of(masks.lambda_(LENGTH, 700, LENGTH - 700 - int(rows)))) == is_bound
 
 

@@ -74,7 +74,7 @@ def test_whole_sequences_win_where_bytes_cost_everything():
     assert arrays(layout) == arrays(data_parallel(batch, SHAPE, cluster, Options(block_tokens=64)))
     own = planned(batch, cluster, token_epsilon=0.1, portfolio=False)
     assert len(own.schedule.transfers) > 0
-    assert compute_ratio(own, 3) < 1.1
+    assert compute_ratio(own, 3) < 1.2
 
 
 def test_what_a_rival_does_not_balance_is_in_the_notes():

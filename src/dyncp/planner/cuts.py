@@ -14,7 +14,7 @@ from dyncp.ir.batch import Batch
 from dyncp.ir.mask import Mask
 from dyncp.ir.slices import HI, HI_STEP, LO, LO_STEP, Q_START, Q_STOP
 
-LONG = 1 / 32  # of the sequence: edges that are worth a bound of their own
+LONG = 1 / 2  # of a block: edges that are worth a bound of their own, the longest as many as there are blocks
 NEAR = 1 / 4  # of a block: how far an even cut moves to lie on an edge
 
 
@@ -64,7 +64,7 @@ def _cut(length: int, edges: Ints, block_tokens: int) -> Ints:
     inside = (place > 0) & (place < length) & (size > 0)
     place, size = place[inside], size[inside]
     heavy = np.argsort(-size, kind="stable")[:blocks]
-    heavy = heavy[size[heavy] >= max(length * LONG, 2)]
+    heavy = heavy[size[heavy] >= max(block_tokens * LONG, 2)]
     fixed = np.sort(np.concatenate([[0], place[heavy], [length]])).astype("int64")
     even = _snap(np.arange(1, blocks) * length // blocks, place, block_tokens)
     distance = np.minimum(

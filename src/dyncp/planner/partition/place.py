@@ -31,12 +31,15 @@ from dyncp.planner.partition.refine import (
     node_energy,
     relieve,
 )
-from dyncp.planner.partition.start import Places, in_a_line, start
+from dyncp.planner.partition.start import Places, by_heads, components, in_a_line, start
 
+ENOUGH = 1000  # steps per computation block, where there are few
 COARSE = 160  # computation blocks per rank above which coarser blocks are searched first
 LEVELS = 2  # of finer blocks that a placement is searched on
 LARGE = 1 << 28  # edges x ranks, or token blocks x ranks: above, memory is too dear for a search
-NODE_TOKENS = 0.005  # how far above the mean the tokens of a node may lie at first
+NODE_TOKENS = 0.05  # how far above the mean the tokens of a node may lie at first
+ROUGH_CROSSED = 2.0  # at most, what a byte between nodes costs on top at first
+LOOSE = 0.15  # the same of a rank: cuts even tokens out at less cost than a search that is held to it
 NODE_SHARE = 0.7  # of the tolerance of ranks, for nodes
 SLACK = 0.95  # of a tolerance, for the search: its prices of excess are not walls
 FEW = 24  # computation blocks per rank up to which coarser ones would be too coarse
@@ -110,9 +113,19 @@ class Search:
         costs = Costs(1.0, self.crossed, rank_price)
         return make_problem(nets, self.cluster.ranks, self.cluster.ranks_per_node, costs, limits)
 
-    def steps(self, nets: Nets, per_block: float, least: float, most: float) -> int:
-        """How many steps a stage takes."""
-        return max(1, int(self.aims.effort * min(most, least + per_block * len(nets))))
+    def rough_problem(self, blocks: Blocks, nets: Nets) -> Problem:
+        """The same for first placements: ground between good ones is less steep if a byte between nodes does not cost
+        all it does, and in batches of many sequences if tokens need not be even."""
+        together = np.bincount(components(blocks), blocks.tokens.tokens)
+        loose = LOOSE if together.max() < together.sum() / 2 else 0.0
+        limits = Limits(self.aims.epsilon * SLACK, max(self.aims.token_epsilon, loose))
+        costs = Costs(1.0, min(self.crossed, ROUGH_CROSSED))
+        return make_problem(nets, self.cluster.ranks, self.cluster.ranks_per_node, costs, limits)
+
+    def steps(self, nets: Nets, per_block: float, more: float, most: float) -> int:
+        """How many steps a stage takes: so many per computation block and `more`, `most` at most, and few for few
+        blocks."""
+        return max(1, int(self.aims.effort * min(most, per_block * len(nets) + min(more, ENOUGH * len(nets)))))
 
     def anneal(self, problem: Problem, start: Places, cooling: Cooling) -> Places:
         """What a search finds."""
@@ -157,26 +170,37 @@ def first(blocks: Blocks, search: Search) -> Placement:
     and on blocks twice as coarse at high temperatures, where all melts (for batches of many sequences).
     """
     nets = search.nets(blocks)
-    problem = search.problem(nets)
+    problem = search.rough_problem(blocks, nets)
     nodes = over_nodes(blocks, search)
     begin = started(blocks, nets, problem, nodes, search)
     if search.too_large(blocks):
         return _placement(blocks, begin)
-    steps = search.steps(nets, 100, 500_000, 5e6)
-    ways = [(begin, COLD), (search.anneal(problem, begin, Cooling(int(0.25 * steps), COLD, PRICES)), COLD)]
-    rows = in_a_line(blocks, nets, problem)
-    ways.append((search.anneal(problem, rows, Cooling(int(0.25 * steps), MILD, PRICES)), MILD))
+    steps = search.steps(nets, 100, 470_000, 5e6)
+
+    def energy(found: Places) -> float:
+        return float(node_energy(problem, *found).sum())
+
+    def anneal(begin: Places, share: float, course: tuple[float, float]) -> Places:
+        return search.anneal(problem, begin, Cooling(int(share * steps), course, PRICES))
+
     coarse = coarsen(blocks, 2)[0] if len(nets) > FEW * search.cluster.ranks else blocks
-    ways.append((melted(coarse, blocks, problem, nodes, search, int(0.3 * steps)), MILD))
-    best, course = min(ways, key=lambda way: float(node_energy(problem, *way[0]).sum()))
-    found = search.anneal(problem, best, Cooling(int(0.3 * steps), (course[0] / 2, course[1]), PRICES))
-    return _placement(blocks, min(found, best, key=lambda way: float(node_energy(problem, *way).sum())))
+    begin = min(begin, by_heads(blocks, nets, problem), key=energy)
+    ways = ((begin, COLD), (begin, MILD), (in_a_line(blocks, nets, problem), MILD))
+    probes = [anneal(way, 0.1, course) for way, course in ways]
+    probes.append(melted(coarse, blocks, problem, nodes, search, int(0.12 * steps)))
+    winner = int(np.argmin([energy(probe) for probe in probes]))
+    if winner < len(ways):
+        found = anneal(probes[winner], 1.0 if winner == 0 else 0.6, ways[winner][1])
+    else:
+        found = melted(coarse, blocks, problem, nodes, search, int(0.4 * steps))
+        found = anneal(found, 0.1, COLD)
+    return _placement(blocks, min([begin, *probes, found], key=energy))
 
 
 def melted(coarse: Blocks, blocks: Blocks, problem: Problem, nodes: Found | None, search: Search, steps: int) -> Places:
     """A placement found on coarse blocks at high temperatures, and on finer ones at lower ones."""
     nets = search.nets(coarse)
-    coarse_problem = search.problem(nets)
+    coarse_problem = search.rough_problem(coarse, nets)
     begin = started(coarse, nets, coarse_problem, nodes, search)
     found = search.anneal(coarse_problem, begin, Cooling(steps, WARM, PRICES))
     found = projected(Found(coarse, _placement(coarse, found)), blocks, problem)

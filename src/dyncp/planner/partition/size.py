@@ -49,14 +49,17 @@ def cut_batch(batch: Batch, groups: int, ranks: int, block_tokens: int | None, e
 
 def size_cost(blocks: Blocks, ranks: int, epsilon: float) -> float:
     """The number that the module describes, infinite where one block of the heaviest is more than a rank may have above
-    the mean; of several masks, by how much work each is."""
+    the mean; of several masks, weighted as their layers are."""
     if not len(blocks):
         return 0.0
     tokens = blocks.tokens.tokens
     work = blocks.work
     mean = float(work.sum()) * blocks.groups / ranks
     area = tokens[blocks.q_block] * tokens[blocks.kv_block]
-    vain = float((work * (area / blocks.pairs)).sum() / work.sum()) - 1
+    masks = len(blocks.mask_names)
+    of_mask = np.bincount(blocks.mask, blocks.pairs, masks)  # each counts as its layers do: bytes are not as work
+    weights = np.asarray(blocks.mask_weights) * (of_mask > 0)
+    vain = float(np.bincount(blocks.mask, area, masks) / np.maximum(of_mask, 1) @ weights / weights.sum()) - 1
     heaviest = float(work.max()) / mean
     if heaviest > epsilon:
         return np.inf

@@ -52,24 +52,46 @@ class Shares(NamedTuple):
 
 
 def start(blocks: Blocks, nets: Nets, problem: Problem, places: Places, nodes: int) -> Places:
-    """(int32[B], int64[C]): a part for everything that has been given to nodes; with one node, parts may also be nodes
+    """(int64[B], int64[C]): a part for everything that has been given to nodes; with one node, parts may also be nodes
     themselves."""
     units = _make_units(blocks, nets, places, nodes)
     shares = share_out(units, problem, nodes)
     block_node, comp_node = places
-    comp_part = _tiles(blocks, nets, units, shares)
-    nobody = np.where(shares.pieces[units.of_block] == 1, shares.part[shares.first[units.of_block]], -1)
-    any_node = np.full(len(block_node), -1)
-    ways = [(fit_tokens(problem, block_node if nodes > 1 else any_node, nobody, comp_part), comp_part)]
-    for zigzag in (True, False):
-        block_part = _rows(nets, units, shares, zigzag)
-        q_block, kv_block = (np.tile(end, blocks.groups) for end in (blocks.q_block, blocks.kv_block))
-        at_keys = np.where(block_node[kv_block] == comp_node, block_part[kv_block], comp_part)
-        ways.append((block_part, np.where(block_node[q_block] == comp_node, block_part[q_block], at_keys)))
-    best = np.argmin([_unit_costs(problem, units, shares, way) for way in ways], axis=0)
-    return tuple(
+    tiles = _tiles(blocks, nets, units, shares)
+    one_part = np.where(shares.pieces[units.of_block] == 1, shares.part[shares.first[units.of_block]], -1)
+    owners = [fit_tokens(problem, block_node if nodes > 1 else np.full(len(block_node), -1), one_part, tiles)]
+    owners += [_rows(nets, units, shares, zigzag) for zigzag in (True, False)]
+    q_block, kv_block = (np.tile(end, blocks.groups) for end in (blocks.q_block, blocks.kv_block))
+    ways: list[Places] = []
+    costs: list[Ints] = []
+    for owner in owners:
+        at_keys = np.where(block_node[kv_block] == comp_node, owner[kv_block], tiles)
+        rows = np.where(block_node[q_block] == comp_node, owner[q_block], at_keys)
+        # of each unit under each mask, whichever costs less
+        by_mask = [_unit_costs(problem, units, shares, (owner, comps)) for comps in (tiles, rows)]
+        better = by_mask[1] < by_mask[0]
+        ways.append((owner, np.where(better[nets.mask, units.of_comp], rows, tiles)))
+        costs.append(np.minimum(*by_mask).sum(axis=0))
+    best = np.argmin(costs, axis=0)
+    block_part, comp_part = (
         np.choose(best[of], [way[side] for way in ways]) for side, of in enumerate((units.of_block, units.of_comp))
     )
+    return block_part, comp_part
+
+
+def by_heads(blocks: Blocks, nets: Nets, problem: Problem) -> Places:
+    """(int32[B], int64[C]): all computation of one head group after the other, in tiles, to one part after the other:
+    so every piece of data moves once or little more, which is good for many head groups and bad for few."""
+    units = _make_units(blocks, nets, (np.zeros(len(nets.tokens), "int64"), np.zeros(len(nets), "int64")), 1)
+    group = np.repeat(np.arange(blocks.groups), len(blocks))
+    comp_part = np.zeros(len(nets), "int64")
+    for mask in np.unique(nets.mask):
+        comps = np.flatnonzero(nets.mask == mask)
+        sheet = group[comps] * len(units.work) + units.of_comp[comps]
+        part = nets.restrict(np.arange(len(nets.tokens)), comps)
+        comp_part[comps] = tile(part, sheet, np.ones(len(problem.rank_price)))
+    nobody = np.full(len(nets.tokens), -1)
+    return fit_tokens(problem, nobody, nobody, comp_part), comp_part
 
 
 def in_a_line(blocks: Blocks, nets: Nets, problem: Problem) -> Places:
@@ -234,11 +256,19 @@ def _rows(nets: Nets, units: Units, shares: Shares, zigzag: bool) -> Ints:
 
 
 def _unit_costs(problem: Problem, units: Units, shares: Shares, places: Places) -> Ints:
-    """float64[U]: what each unit costs, with a price on work of one part above its share."""
-    parts, count = len(problem.rank_price), len(units.work)
+    """float64[M, U]: what each unit costs under each mask, with a price on work of one part above its share."""
+    parts, count, masks = len(problem.rank_price), len(units.work), len(problem.work_limit)
     energy = edge_energy(problem, *places)
-    cost = np.bincount(units.of_block[problem.edge_token], energy, count)
-    work = np.bincount(units.of_comp * parts + places[1], problem.work, count * parts).reshape(count, parts)
-    np.subtract.at(work, (shares.unit, shares.part), units.work[shares.unit] * shares.share)
-    excess = np.maximum(work, 0).sum(axis=1)
-    return cost + EXCESS_PRICE * cost_scale(problem) / max(float(problem.work.sum()), 1e-30) * excess
+    mask = np.zeros(len(energy), "int64")
+    mask[problem.q_edge] = mask[problem.kv_edge] = problem.mask
+    cost = np.bincount(mask * count + units.of_block[problem.edge_token], energy, masks * count)
+    cost = cost.astype("float64").reshape(masks, count)  # of nothing, bincount counts integers
+    have = np.bincount(problem.mask * count + units.of_comp, problem.work, masks * count).reshape(masks, count)
+    price = EXCESS_PRICE * cost_scale(problem) / max(float(problem.work.sum()), 1e-30)
+    for number in range(masks):
+        comps = problem.mask == number
+        of_part = units.of_comp[comps] * parts + places[1][comps]
+        work = np.bincount(of_part, problem.work[comps], count * parts).reshape(count, parts)
+        np.subtract.at(work, (shares.unit, shares.part), have[number, shares.unit] * shares.share)
+        cost[number] += price * np.maximum(work, 0).sum(axis=1)
+    return cost
