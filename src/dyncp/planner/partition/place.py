@@ -1,5 +1,4 @@
-"""Placement by tiling and local search: on coarse blocks first, over nodes before ranks, then on the blocks asked
-for."""
+"""Placement by tiling and local search: over nodes before ranks, on coarse blocks before those asked for."""
 
 from __future__ import annotations
 
@@ -38,18 +37,14 @@ COARSE = 160  # computation blocks per rank above which coarser blocks are searc
 LEVELS = 2  # of finer blocks that a placement is searched on
 LARGE = 1 << 28  # edges x ranks, or token blocks x ranks: above, memory is too dear for a search
 NODE_TOKENS = 0.05  # how far above the mean the tokens of a node may lie at first
-ROUGH_CROSSED = 2.0  # at most, what a byte between nodes costs on top at first
-LOOSE = 0.15  # the same of a rank: cuts even tokens out at less cost than a search that is held to it
 NODE_SHARE = 0.7  # of the tolerance of ranks, for nodes
+LOOSE = 0.15  # how far above the mean the tokens of a rank may lie at first: cuts even them out at less cost
+ROUGH_CROSSED = 2.0  # what a byte between nodes costs on top at first, at most
 SLACK = 0.95  # of a tolerance, for the search: its prices of excess are not walls
 FEW = 24  # computation blocks per rank up to which coarser ones would be too coarse
-COLD, MILD, WARM = (
-    (0.15, 0.03),
-    (0.5, 0.05),
-    (1.5, 0.1),
-)  # temperatures: a start is kept at low ones, and melts at high ones
+# temperatures, first and last: a start is kept at low ones, and melts at high ones
+COOL, COLD, MILD, WARM = (0.1, 0.03), (0.15, 0.03), (0.5, 0.05), (1.5, 0.1)
 PRICES = (5.0, 50.0)  # of excess
-COOL = (0.1, 0.03)  # for what has been searched before
 ROUNDS = 6  # of new prices for ranks that receive much
 
 
@@ -165,9 +160,10 @@ def finished(batch: Batch, found: Found, search: Search) -> Found:
 
 
 def first(blocks: Blocks, search: Search) -> Placement:
-    """A placement of coarse blocks, found in three ways of which the best is searched further: from tiles at low
-    temperatures, which keep them (for sequences cut among many ranks); from runs of rows (for masks that see near by);
-    and on blocks twice as coarse at high temperatures, where all melts (for batches of many sequences).
+    """A placement of coarse blocks, found in several ways that are tried for a short time; the best is searched
+    further. From tiles, or whole head groups, at low temperatures that keep them (for sequences cut among many ranks)
+    or higher ones; from runs of rows (for masks that see near by); and on blocks twice as coarse at temperatures where
+    all melts (for batches of many sequences).
     """
     nets = search.nets(blocks)
     problem = search.rough_problem(blocks, nets)
