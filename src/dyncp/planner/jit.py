@@ -33,7 +33,9 @@ class _Announcer(event.Listener):
         module = event.data["dispatcher"].py_func.__module__
         if not self.silent and module.startswith("dyncp."):
             self.silent = True
-            logging.getLogger("dyncp").warning("compiling the planner, once per machine: some ten seconds")
+            logging.getLogger("dyncp").warning(
+                "compiling parts of the planner, which are kept for later: up to half a minute"
+            )
 
     def on_end(self, event: Any) -> None:
         pass

@@ -28,8 +28,7 @@ from dyncp.planner.partition.nets import Nets, loads
 from dyncp.planner.partition.ownership import give_tokens
 from dyncp.planner.partition.solver import Hypergraph, Partition, partition
 
-NODE_TOKENS = 0.05  # how far above the mean the tokens of a node may lie
-LEAST_TOKENS = 0.05  # tolerance on tokens, at least: cutting blocks afterwards costs less than keeping a tighter one
+NODE_TOKENS = 0.01  # how far above the mean the tokens of a node may lie
 # What step 1 is tried with: the weight of all tokens against all computation, and whether the seed shuffles the blocks
 # (their order in the batch guides the solver well, but not always). Each wins on some of the batches that we measured.
 TRIES = ((6.0, False), (12.0, False), (1.0, False), (3.0, True))
@@ -92,9 +91,7 @@ def place(
     """
     nets = Nets.of_batch(blocks, shape, options.keep, options.wire, options.pass_weights)
     ranks = cluster.ranks
-    most, most_tokens = (
-        1 + min(epsilon, ranks) for epsilon in (options.epsilon, max(options.token_epsilon, LEAST_TOKENS))
-    )
+    most, most_tokens = (1 + min(epsilon, ranks) for epsilon in (options.epsilon, options.token_epsilon))
     goal = Goal(
         ranks,
         most * np.bincount(nets.mask, nets.work, len(blocks.mask_names)) / ranks,

@@ -38,13 +38,13 @@ LEVELS = 2  # of finer blocks that a placement is searched on
 LARGE = 1 << 28  # edges x ranks, or token blocks x ranks: above, memory is too dear for a search
 NODE_TOKENS = 0.05  # how far above the mean the tokens of a node may lie at first
 NODE_SHARE = 0.7  # of the tolerance of ranks, for nodes
-LOOSE = 0.15  # how far above the mean the tokens of a rank may lie at first: cuts even them out at less cost
 ROUGH_CROSSED = 2.0  # what a byte between nodes costs on top at first, at most
 SLACK = 0.95  # of a tolerance, for the search: its prices of excess are not walls
 FEW = 24  # computation blocks per rank up to which coarser ones would be too coarse
 # temperatures, first and last: a start is kept at low ones, and melts at high ones
 COOL, COLD, MILD, WARM = (0.1, 0.03), (0.15, 0.03), (0.5, 0.05), (1.5, 0.1)
 PRICES = (5.0, 50.0)  # of excess
+CHEAP = (0.5, 1.0)  # of too many tokens, where cuts can even them out afterwards: about what they cost
 ROUNDS = 6  # of new prices for ranks that receive much
 
 
@@ -108,12 +108,10 @@ class Search:
         costs = Costs(1.0, self.crossed, rank_price)
         return make_problem(nets, self.cluster.ranks, self.cluster.ranks_per_node, costs, limits)
 
-    def rough_problem(self, blocks: Blocks, nets: Nets) -> Problem:
+    def rough_problem(self, nets: Nets) -> Problem:
         """The same for first placements: ground between good ones is less steep if a byte between nodes does not cost
-        all it does, and in batches of many sequences if tokens need not be even."""
-        together = np.bincount(components(blocks), blocks.tokens.tokens)
-        loose = LOOSE if together.max() < together.sum() / 2 else 0.0
-        limits = Limits(self.aims.epsilon * SLACK, max(self.aims.token_epsilon, loose))
+        all it does."""
+        limits = Limits(self.aims.epsilon * SLACK, self.aims.token_epsilon)
         costs = Costs(1.0, min(self.crossed, ROUGH_CROSSED))
         return make_problem(nets, self.cluster.ranks, self.cluster.ranks_per_node, costs, limits)
 
@@ -166,41 +164,48 @@ def first(blocks: Blocks, search: Search) -> Placement:
     all melts (for batches of many sequences).
     """
     nets = search.nets(blocks)
-    problem = search.rough_problem(blocks, nets)
+    problem = search.rough_problem(nets)
     nodes = over_nodes(blocks, search)
     begin = started(blocks, nets, problem, nodes, search)
     if search.too_large(blocks):
         return _placement(blocks, begin)
     steps = search.steps(nets, 100, 470_000, 5e6)
 
+    together = np.bincount(components(blocks), blocks.tokens.tokens)  # of many, cuts part few
+    token_price = CHEAP if together.max() < together.sum() / 2 else PRICES
+
     def energy(found: Places) -> float:
-        return float(node_energy(problem, *found).sum())
+        return float(node_energy(problem, *found, token_price[1]).sum())
 
     def anneal(begin: Places, share: float, course: tuple[float, float]) -> Places:
-        return search.anneal(problem, begin, Cooling(int(share * steps), course, PRICES))
+        return search.anneal(problem, begin, Cooling(int(share * steps), course, PRICES, token_price))
+
+    def melt(share: float) -> Places:
+        warm = Cooling(int(share * steps), WARM, PRICES, token_price)
+        return anneal(melted(coarse, blocks, problem, nodes, search, warm), share / 2, MILD)
 
     coarse = coarsen(blocks, 2)[0] if len(nets) > FEW * search.cluster.ranks else blocks
     begin = min(begin, by_heads(blocks, nets, problem), key=energy)
     ways = ((begin, COLD), (begin, MILD), (in_a_line(blocks, nets, problem), MILD))
     probes = [anneal(way, 0.1, course) for way, course in ways]
-    probes.append(melted(coarse, blocks, problem, nodes, search, int(0.12 * steps)))
+    probes.append(melt(0.12))
     winner = int(np.argmin([energy(probe) for probe in probes]))
     if winner < len(ways):
         found = anneal(probes[winner], 1.0 if winner == 0 else 0.6, ways[winner][1])
     else:
-        found = melted(coarse, blocks, problem, nodes, search, int(0.4 * steps))
-        found = anneal(found, 0.1, COLD)
+        found = anneal(melt(0.4), 0.1, COLD)
     return _placement(blocks, min([begin, *probes, found], key=energy))
 
 
-def melted(coarse: Blocks, blocks: Blocks, problem: Problem, nodes: Found | None, search: Search, steps: int) -> Places:
-    """A placement found on coarse blocks at high temperatures, and on finer ones at lower ones."""
+def melted(
+    coarse: Blocks, blocks: Blocks, problem: Problem, nodes: Found | None, search: Search, cooling: Cooling
+) -> Places:
+    """A placement of blocks found on coarse ones."""
     nets = search.nets(coarse)
-    coarse_problem = search.rough_problem(coarse, nets)
+    coarse_problem = search.rough_problem(nets)
     begin = started(coarse, nets, coarse_problem, nodes, search)
-    found = search.anneal(coarse_problem, begin, Cooling(steps, WARM, PRICES))
-    found = projected(Found(coarse, _placement(coarse, found)), blocks, problem)
-    return search.anneal(problem, found, Cooling(steps // 2, MILD, PRICES))
+    found = search.anneal(coarse_problem, begin, cooling)
+    return projected(Found(coarse, _placement(coarse, found)), blocks, problem)
 
 
 def started(blocks: Blocks, nets: Nets, problem: Problem, nodes: Found | None, search: Search) -> Places:

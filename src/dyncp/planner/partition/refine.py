@@ -67,6 +67,7 @@ class Cooling:
     steps: int
     temperature: tuple[float, float]
     price: tuple[float, float]
+    token_price: tuple[float, float] | None = None  # the same as that of work when left out
 
 
 def make_problem(nets: Nets, ranks: int, per_node: int, costs: Costs, limits: Limits) -> Problem:
@@ -117,7 +118,8 @@ def anneal(problem: Problem, block_rank: Ints, comp_rank: Ints, cooling: Cooling
         moved = problem.in_cost + problem.out_cost
         unit = float(np.partition(moved, len(moved) // 4)[len(moved) // 4])
         scale = cost_scale(problem)
-        prices = np.outer([scale / problem.work.sum(), scale / problem.tokens.sum()], cooling.price)
+        of_work, of_tokens = scale / problem.work.sum(), scale / problem.tokens.sum()
+        prices = [np.multiply(of_work, cooling.price), np.multiply(of_tokens, cooling.token_price or cooling.price)]
         course = np.concatenate([[np.multiply(unit, cooling.temperature)], prices])
         ratio = (course[:, 1] / course[:, 0]) ** (1.0 / max(1, cooling.steps // CHUNK))
         anneal_steps(tuple(problem), tuple(state), cooling.steps, course[:, 0].copy(), ratio)
@@ -146,15 +148,15 @@ def relieve(problem: Problem, block_rank: Ints, comp_rank: Ints, seed: int) -> I
     return state.comp_rank
 
 
-def node_energy(problem: Problem, block_rank: Ints, comp_rank: Ints) -> Ints:
+def node_energy(problem: Problem, block_rank: Ints, comp_rank: Ints, token_price: float = LAST_PRICE) -> Ints:
     """float64[nodes]: the energy of a placement, without prices of ranks, shared out to the nodes where it arises."""
     state = _state(problem, block_rank, comp_rank, 0)
     energy = np.zeros(state.node_pins.shape[1])
     add_node_energy(tuple(problem), tuple(state), energy)
-    price = LAST_PRICE * cost_scale(problem)
     over = np.maximum(state.load - problem.work_limit[:, None], 0).sum(axis=0) / max(1e-30, float(problem.work.sum()))
-    over += np.maximum(state.token_load - problem.token_limit, 0) / max(1e-30, float(problem.tokens.sum()))
-    nodes: Ints = energy + price * over.reshape(len(energy), -1).sum(axis=1)
+    tokens = np.maximum(state.token_load - problem.token_limit, 0) / max(1e-30, float(problem.tokens.sum()))
+    excess = (LAST_PRICE * over + token_price * tokens).reshape(len(energy), -1).sum(axis=1)
+    nodes: Ints = energy + cost_scale(problem) * excess
     return nodes
 
 
