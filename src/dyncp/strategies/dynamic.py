@@ -29,19 +29,24 @@ def dynamic(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Opti
     weights = tuple((batch.weights or {})[name] for name in batch.mask_names)
     marks.append(time.perf_counter())
     notes: tuple[str, ...] = ()
+    search = Search(shape, cluster, options)
     if options.partitioner == "hypergraph":
         placement, notes = hypergraph.place(blocks, shape, cluster, options)
-        found = finished(batch, Found(blocks, placement), Search(shape, cluster, options))
+        found = finished(batch, Found(blocks, placement), search)
     else:
         found = place(batch, blocks, shape, cluster, options)
     marks.append(time.perf_counter())
     found = found._replace(blocks=replace(found.blocks, mask_weights=weights))
     schedule = greedy_schedule(found.blocks, found.placement, shape, cluster, options)
-    limits = Limits(options.epsilon, options.token_epsilon)
-    layout = Layout(found.blocks, found.placement, schedule, notes)
-    if options.portfolio and options.objective == "time":
-        layout = faster_rival(layout, batch, shape, cluster, options) or layout
-    notes = unmet(layout.blocks, layout.placement, cluster, limits) + layout.notes
+    limits = Limits(min(options.epsilon, cluster.ranks), min(options.token_epsilon, cluster.ranks))
+    layout = Layout(
+        found.blocks, found.placement, schedule, unmet(found.blocks, found.placement, cluster, limits) + notes
+    )
+    if options.portfolio and options.objective == "time" and not search.too_large(found.blocks):
+        rival = faster_rival(layout, batch, shape, cluster, options)
+        if rival is not None:  # no smaller blocks would help here
+            above = (note.split(":")[0] for note in unmet(rival.blocks, rival.placement, cluster, limits))
+            layout = replace(rival, notes=(*(f"{note}: so it is in the layout below" for note in above), *rival.notes))
     marks.append(time.perf_counter())
     seconds = {name: b - a for name, (a, b) in zip(("blocks", "place", "schedule"), pairwise(marks), strict=True)}
-    return replace(layout, notes=notes, seconds=seconds)
+    return replace(layout, seconds=seconds)

@@ -41,13 +41,13 @@ def even_tokens(
     room = np.maximum(int(np.floor(limit)) - load, 0)
     surplus = np.maximum(load - int(np.floor(limit)), 0)
     while surplus.any() and room.any():
-        way = _cheapest_way(pieces.cost, surplus > 0, room > 0, HOPS if ranks <= MANY else 1)
+        way = _cheapest_way(pieces, surplus, room)
         if not way:
             break
         givers = list(pairwise(way))
-        most = min(int(room[way[-1]]), *(pieces.tokens[pieces.best[here, there]] for here, there in givers))
+        most = min(int(room[way[-1]]), *(pieces.tokens[pieces.offer(here)[1][there]] for here, there in givers))
         count = min(most, -(-int(surplus[way[0]]) // ROUND) * ROUND)
-        if len(givers) == 1 and most - count < ROUND and most == pieces.tokens[pieces.best[givers[0]]]:
+        if len(givers) == 1 and most - count < ROUND and most == pieces.tokens[pieces.offer(way[0])[1][way[1]]]:
             count = most  # rather the whole piece than leave a crumb
         for here, there in reversed(givers):  # before it receives, so that the pieces are those counted on
             pieces.give(here, there, count)
@@ -66,26 +66,28 @@ class _Pieces:
         self.owned: list[set[int]] = [set() for _ in range(ranks)]
         for piece, rank in enumerate(self.rank):
             self.owned[rank].add(piece)
-        self.cost = np.full((ranks, ranks), np.inf)  # per token, of giving from one rank to another
-        self.best = np.zeros((ranks, ranks), "int64")  # the piece to give from
-        for rank in range(ranks):
-            self.price(rank)
+        self.offers: dict[int, tuple[Ints, Ints]] = {}
 
-    def price(self, rank: int) -> None:
-        """Find out what giving away costs a rank."""
-        own = np.array(sorted(self.owned[rank]), "int64")
-        if not len(own):
-            self.cost[rank] = np.inf
-            return
-        value = self.value[np.array(self.block)[own]]
-        loss = value[:, rank, None] - value
-        cheapest = loss.argmin(axis=0)
-        self.cost[rank], self.best[rank] = loss[cheapest, np.arange(loss.shape[1])], own[cheapest]
-        self.cost[rank, rank] = np.inf
+    def offer(self, rank: int) -> tuple[Ints, Ints]:
+        """float64[R] and int64[R]: what giving away costs a rank per token, and the piece to give from, by who
+        receives."""
+        if rank not in self.offers:
+            own = np.array(sorted(self.owned[rank]), "int64")
+            value = self.value[[self.block[piece] for piece in own.tolist()]]
+            loss = value[:, rank, None] - value
+            if len(own):
+                cheapest = loss.argmin(axis=0)
+                cost, best = loss[cheapest, np.arange(loss.shape[1])], own[cheapest]
+            else:
+                cost, best = np.full(loss.shape[1], np.inf), np.zeros(loss.shape[1], "int64")
+            cost[rank] = np.inf
+            # what gains is as good as what costs nothing, or ways would go in circles
+            self.offers[rank] = np.maximum(cost, 0.0), best
+        return self.offers[rank]
 
     def give(self, here: int, there: int, count: int) -> None:
         """Give tokens away: a whole piece, or the end of one."""
-        piece = int(self.best[here, there])
+        piece = int(self.offer(here)[1][there])
         if count == self.tokens[piece]:
             self.owned[here].remove(piece)
             self.rank[piece] = there
@@ -96,8 +98,8 @@ class _Pieces:
             self.block.append(self.block[piece])
             self.tokens.append(count)
             self.rank.append(there)
-        self.price(here)
-        self.price(there)
+        self.offers.pop(here, None)
+        self.offers.pop(there, None)
 
     def in_order(self) -> tuple[Ints, Ints, Ints]:
         """Block, tokens and rank of each piece, by block; neighbours of one rank as one."""
@@ -107,18 +109,24 @@ class _Pieces:
         return block[first], np.add.reduceat(tokens, first), rank[first]
 
 
-def _cheapest_way(cost: Ints, sources: Ints, sinks: Ints, hops: int) -> list[int]:
-    """Ranks from a source to a sink, each of which gives to the next; empty where there is no way."""
-    steps = np.maximum(cost, 0.0)  # what gains is as good as what costs nothing, or ways would go in circles
-    spent = np.where(sources, 0.0, np.inf)
+def _cheapest_way(pieces: _Pieces, surplus: Ints, room: Ints) -> list[int]:
+    """Ranks from one with a surplus to one with room, each of which gives to the next; empty where there is no way."""
+    ranks = len(room)
+    if ranks > MANY:
+        source = int(np.argmax(surplus))
+        ends = np.where(room > 0, pieces.offer(source)[0], np.inf)
+        target = int(np.argmin(ends))
+        return [] if np.isinf(ends[target]) else [source, target]
+    steps = np.stack([pieces.offer(rank)[0] for rank in range(ranks)])
+    spent = np.where(surplus > 0, 0.0, np.inf)
     before: list[Ints] = []
-    for _ in range(hops):
+    for _ in range(HOPS):
         reached = spent[:, None] + steps
         giver = reached.argmin(axis=0)
-        cheaper = reached[giver, np.arange(len(giver))] < spent
+        cheaper = reached[giver, np.arange(ranks)] < spent
         before.append(np.where(cheaper, giver, -1))
-        spent = np.where(cheaper, reached[giver, np.arange(len(giver))], spent)
-    ends = np.where(sinks, spent, np.inf)
+        spent = np.where(cheaper, reached[giver, np.arange(ranks)], spent)
+    ends = np.where(room > 0, spent, np.inf)
     way = [int(np.argmin(ends))]
     if np.isinf(ends[way[0]]):
         return []

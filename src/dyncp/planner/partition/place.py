@@ -35,7 +35,7 @@ from dyncp.planner.partition.start import Places, by_heads, components, in_a_lin
 ENOUGH = 1000  # steps per computation block, where there are few
 COARSE = 160  # computation blocks per rank above which coarser blocks are searched first
 LEVELS = 2  # of finer blocks that a placement is searched on
-LARGE = 1 << 28  # edges x ranks, or token blocks x ranks: above, memory is too dear for a search
+LARGE = 1 << 27  # edges x ranks: above, memory is too dear for a search
 NODE_TOKENS = 0.05  # how far above the mean the tokens of a node may lie at first
 NODE_SHARE = 0.7  # of the tolerance of ranks, for nodes
 ROUGH_CROSSED = 2.0  # what a byte between nodes costs on top at first, at most
@@ -152,7 +152,7 @@ def place(batch: Batch, blocks: Blocks, shape: AttentionShape, cluster: Cluster,
 def finished(batch: Batch, found: Found, search: Search) -> Found:
     """A placement with even tokens, without overload where that can be, and for the objective asked for."""
     found = evened(batch, found, search)
-    if search.aims.objective == "largest":
+    if search.aims.objective == "largest" and not search.too_large(found.blocks):
         found = Found(found.blocks, spread(found, search))
     return Found(found.blocks, repaired(found, search))
 
@@ -165,10 +165,10 @@ def first(blocks: Blocks, search: Search) -> Placement:
     """
     nets = search.nets(blocks)
     problem = search.rough_problem(nets)
+    if search.too_large(blocks):
+        return _placement(blocks, in_a_line(blocks, nets, problem))
     nodes = over_nodes(blocks, search)
     begin = started(blocks, nets, problem, nodes, search)
-    if search.too_large(blocks):
-        return _placement(blocks, begin)
     steps = search.steps(nets, 100, 470_000, 5e6)
 
     together = np.bincount(components(blocks), blocks.tokens.tokens)  # of many, cuts part few
@@ -220,7 +220,7 @@ def started(blocks: Blocks, nets: Nets, problem: Problem, nodes: Found | None, s
 def over_nodes(blocks: Blocks, search: Search) -> Found | None:
     """The node of each block, in place of its rank; None where nodes make no difference."""
     cluster = search.cluster
-    if not search.crossed or cluster.ranks_per_node == 1 or search.too_large(blocks):
+    if not search.crossed or cluster.ranks_per_node == 1:
         return None
     nets = search.nets(blocks)
     limits = Limits(search.aims.epsilon * NODE_SHARE, NODE_TOKENS)
@@ -257,9 +257,8 @@ def evened(batch: Batch, found: Found, search: Search) -> Found:
     searched once more; what that leaves above the limit is cut again."""
     for searched in (True, False):
         load = loads(found.blocks.tokens.tokens, found.placement.block_rank, search.cluster.ranks)
-        if load.max() <= (1 + search.aims.token_epsilon) * load.mean():
-            break
-        if len(found.blocks.tokens) * search.cluster.ranks > LARGE:
+        mean = float(load.mean())
+        if load.max() <= max((1 + search.aims.token_epsilon) * mean, np.ceil(mean)) or search.too_large(found.blocks):
             break
         found = cut_tokens(batch, found, search)
         if searched:

@@ -101,8 +101,8 @@ def make_problem(nets: Nets, ranks: int, per_node: int, costs: Costs, limits: Li
         np.ones(ranks) if costs.rank_price is None else costs.rank_price,
         (np.arange(ranks) // per_node).astype("int32"),
         per_node,
-        np.maximum((1 + limits.work) * of_mask / ranks, largest),
-        max((1 + limits.tokens) * mean_tokens, float(nets.tokens.max(initial=0))),
+        np.maximum((1 + min(limits.work, ranks)) * of_mask / ranks, largest),
+        max((1 + min(limits.tokens, ranks)) * mean_tokens, float(nets.tokens.max(initial=0))),
     )
 
 

@@ -267,8 +267,9 @@ def _unit_costs(problem: Problem, units: Units, shares: Shares, places: Places) 
     price = EXCESS_PRICE * cost_scale(problem) / max(float(problem.work.sum()), 1e-30)
     for number in range(masks):
         comps = problem.mask == number
-        of_part = units.of_comp[comps] * parts + places[1][comps]
-        work = np.bincount(of_part, problem.work[comps], count * parts).reshape(count, parts)
-        np.subtract.at(work, (shares.unit, shares.part), have[number, shares.unit] * shares.share)
-        cost[number] += price * np.maximum(work, 0).sum(axis=1)
+        keys = [units.of_comp[comps] * parts + places[1][comps], shares.unit * parts + shares.part]
+        sizes = [problem.work[comps], -have[number, shares.unit] * shares.share]
+        found, which = np.unique(np.concatenate(keys), return_inverse=True)  # few of all units at all parts
+        over = np.maximum(np.bincount(which, np.concatenate(sizes), len(found)), 0)
+        cost[number] += price * np.bincount(found // parts, over, count)
     return cost
