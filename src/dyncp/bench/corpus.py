@@ -111,6 +111,7 @@ class Case:
         limits: of a case with targets: the most that a figure should be, by name, see `results.FIGURES`.
         most_runs: fewer runs than asked for, where one takes long.
         quick: whether it is part of a quick look.
+        effort: of the local search, see `Options`.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Case:
     limits: Mapping[str, float] = field(default_factory=dict)
     most_runs: int = MOST_RUNS
     quick: bool = False
+    effort: float = 1.0
 
     def batch(self) -> Batch:
         """Sequences and masks."""
@@ -151,6 +153,7 @@ class Case:
             objective=self.objective,
             backward_weight=0.0 if self.forward_only else 1.0,
             portfolio=False,  # what is measured is the planner; the fixed schemes have their own columns
+            effort=self.effort,
             seed=seed,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,6 +20,7 @@ from dyncp.bench.results import Result
 from dyncp.bench.summary import summarize_results
 from dyncp.bench.table import LEGEND, bytes_table, summary_table, target_table, time_table
 from dyncp.bench.targets import targets
+from dyncp.ir.arguments import positive_number
 
 BENCHES = ("planner",)
 
@@ -41,6 +42,8 @@ class Command:
     """Only cases whose name has this in it; `*` stands for anything."""
     seeds: int = 5
     """Plans of each case, from different seeds."""
+    effort: float = 1.0
+    """Steps of the local search, against the usual number; with targets of time, leave it at 1."""
     list: bool = False
     """Print the names of the cases."""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
@@ -51,6 +54,7 @@ def run(command: Command) -> int:
     """Do what `Command` says."""
     if command.what not in BENCHES:
         raise ValueError(f"unknown benchmark {command.what!r}; choose one of {', '.join(BENCHES)}")
+    positive_number("effort", command.effort)
     if command.seeds < 1:
         raise ValueError(f"--seeds is {command.seeds}; it must be at least 1")
     cases = chosen(command)
@@ -76,6 +80,7 @@ def chosen(command: Command) -> list[Case]:
         ValueError: none is left.
     """
     cases = [case for case in (*targets(), *corpus()) if case.quick or not command.quick]
+    cases = [replace(case, effort=command.effort) for case in cases]
     if command.only is not None:
         cases = [case for case in cases if fnmatch(case.name, f"*{command.only}*")]
     if not cases:
@@ -88,7 +93,7 @@ def report(results: Sequence[Result], command: Command) -> dict[str, Any]:
     return {
         "machine": machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "asked": {"seeds": command.seeds, "quick": command.quick, "only": command.only},
+        "asked": {"seeds": command.seeds, "quick": command.quick, "only": command.only, "effort": command.effort},
         "summary": summarize_results(results),
         "cases": [asdict(result) for result in results],
     }
