@@ -227,7 +227,12 @@ def test_the_command_prints_tables_and_writes_json(capsys, monkeypatch, tmp_path
     out = capsys.readouterr().out
     assert "medians over 1 seed," in out and "tiny/causal" in out and "planning_s  60.00 s" in out
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert found["machine"] == machine() and found["asked"] == {"seeds": 1, "quick": False, "only": "tiny", "effort": 1.0}
+    assert found["machine"] == machine() and found["asked"] == {
+        "seeds": 1,
+        "quick": False,
+        "only": "tiny",
+        "effort": 1.0,
+    }
     (case,) = found["cases"]
     assert case["name"] == "tiny/causal" and case["setting"]["options"]["epsilon"] == 0.1
     assert case["runs"][0]["seconds"].keys() == {*STAGES, "encode"}
