@@ -96,6 +96,11 @@ def main(folder: str) -> None:
     if results is not None:
         (Path(folder) / RESULT_FILE).write_text(json.dumps(results))
     dist.destroy_process_group()
+    # All is done and written. A thread of the process group's or of the store's that has not ended by now, as on a busy
+    # machine, would abort the process while the interpreter takes itself down.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def train(config: DemoConfig, dataset: TextFiles, rank: int, store: TcpStore) -> dict[str, Any]:
