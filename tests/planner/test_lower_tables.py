@@ -8,7 +8,8 @@ from builders import SHAPE, causal_batch, random_layout
 
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.plan import BACKWARD, FORWARD, KEEP, Kind
-from dyncp.planner.lowering.tables import PassTable, Traffic, Work, bounds_of, sort_by
+from dyncp.planner.lowering.tables import PassTable, Traffic, Work, bounds_of
+from dyncp.planner.sorting import sort_by
 from dyncp.strategies.api import Options
 
 

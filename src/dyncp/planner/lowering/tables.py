@@ -15,7 +15,7 @@ from dyncp.ir.blocks import HAS_KV, HAS_Q, Blocks
 from dyncp.ir.placement import Placement
 from dyncp.ir.plan import FORWARD, KEEP, Kind, Pass, PlanHeader, moved
 from dyncp.ir.schedule import Schedule, Side, Transfers
-from dyncp.planner.jit import jit
+from dyncp.planner.sorting import pointers, sort_by
 
 
 class Pieces(NamedTuple):
@@ -209,44 +209,6 @@ def _comps_of_ranks(comp_rank: Ints, ranks: int) -> tuple[Ints, Ints, Ints]:
     number = np.empty_like(order)
     number[order] = np.repeat(np.arange(len(first)) - ptr[rank[first]], np.diff(bounds))
     return number.reshape(-1, groups).T, comp[first], ptr
-
-
-def sort_by(*columns: Ints) -> Ints:
-    """int64[n]: the rows in ascending order, the first column counting most; rows that are equal keep their order.
-
-    Args:
-        columns: int64[n] each, not negative. Takes linear time for small numbers, as of ranks, steps and cells.
-    """
-    order = np.arange(len(columns[0]))
-    for column in reversed(columns):
-        stop = int(column.max(initial=0)) + 1
-        if stop == 1:
-            continue
-        if stop <= 4 * len(column) + 65536:
-            order = counting_sort(order, column, stop)
-        else:
-            order = order[np.argsort(column[order], kind="stable")]
-    return order
-
-
-@jit
-def counting_sort(order: Ints, column: Ints, stop: int) -> Ints:
-    """`order`, sorted by `column`, whose values lie below `stop`."""
-    place = np.zeros(stop + 1, np.int64)
-    for value in column:
-        place[value + 1] += 1
-    for value in range(stop):
-        place[value + 1] += place[value]
-    result = np.empty_like(order)
-    for row in order:
-        result[place[column[row]]] = row
-        place[column[row]] += 1
-    return result
-
-
-def pointers(values: Ints, stop: int) -> Ints:
-    """int64[stop + 1]: bounds of the rows of each value below `stop`, once they are sorted."""
-    return np.append(0, np.cumsum(np.bincount(values, minlength=stop)))
 
 
 def bounds_of(*columns: Ints) -> Ints:

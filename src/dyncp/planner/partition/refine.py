@@ -36,6 +36,7 @@ from dyncp.planner.partition.moves import (
     relieve_ranks,
 )
 from dyncp.planner.partition.nets import Nets
+from dyncp.planner.sorting import pointers
 
 LAST_PRICE = 50.0  # of excess, in `cost_scale` per unit of work and per token, when placements are compared
 
@@ -88,7 +89,7 @@ def make_problem(nets: Nets, ranks: int, per_node: int, costs: Costs, limits: Li
         nets.kv_edge.astype("int32"),
         nets.work,
         nets.mask.astype("int32"),
-        _pointers(ends, edges),
+        pointers(ends, edges),
         comps[np.argsort(ends, kind="stable")],
         nets.edge_token.astype("int32"),
         int(nets.q_edge.max(initial=-1)) + 1,
@@ -96,7 +97,7 @@ def make_problem(nets: Nets, ranks: int, per_node: int, costs: Costs, limits: Li
         nets.out_bytes * costs.moved,
         nets.edge_bytes * costs.crossed,
         nets.tokens.astype("float64"),
-        _pointers(nets.edge_token, len(nets.tokens)),
+        pointers(nets.edge_token, len(nets.tokens)),
         np.argsort(nets.edge_token, kind="stable").astype("int32"),
         np.ones(ranks) if costs.rank_price is None else costs.rank_price,
         (np.arange(ranks) // per_node).astype("int32"),
@@ -104,11 +105,6 @@ def make_problem(nets: Nets, ranks: int, per_node: int, costs: Costs, limits: Li
         np.maximum((1 + min(limits.work, ranks)) * of_mask / ranks, largest),
         max((1 + min(limits.tokens, ranks)) * mean_tokens, float(nets.tokens.max(initial=0))),
     )
-
-
-def _pointers(keys: Ints, count: int) -> Ints:
-    """int64[count + 1]: where each key begins once they are sorted."""
-    return np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=count))]).astype("int64")
 
 
 def anneal(problem: Problem, block_rank: Ints, comp_rank: Ints, cooling: Cooling, seed: int) -> tuple[Ints, Ints]:
@@ -143,8 +139,8 @@ def relieve(problem: Problem, block_rank: Ints, comp_rank: Ints, seed: int) -> I
     state = _state(problem, block_rank, comp_rank, seed)
     if (state.load > problem.work_limit[:, None] * (1 + ROUNDING)).any():
         group = problem.mask.astype("int64") * len(problem.rank_price) + comp_rank
-        pointers = _pointers(group, state.load.size)
-        relieve_ranks(tuple(problem), tuple(state), pointers, np.argsort(group, kind="stable").astype("int32"))
+        bounds = pointers(group, state.load.size)
+        relieve_ranks(tuple(problem), tuple(state), bounds, np.argsort(group, kind="stable").astype("int32"))
     return state.comp_rank
 
 

@@ -24,7 +24,8 @@ from dyncp.ir.schedule import Schedule, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.scheduling.fill import NONE, State, choose_ways, fill
 from dyncp.planner.scheduling.moves import input_moves, output_moves, transfers_of
-from dyncp.planner.scheduling.needs import Needs, bounds_of, largest, needs_of, totals
+from dyncp.planner.scheduling.needs import Needs, largest, needs_of, totals
+from dyncp.planner.sorting import pointers
 
 
 class Divisions(Protocol):
@@ -61,7 +62,7 @@ def greedy_schedule(
         step, arrival, way_in = divide(needs, cluster, options.divisions)
         outputs = output_moves(needs, piece_bytes, int(step.max(initial=0)) + 2, cluster)
         rows = np.concatenate([input_moves(needs, arrival, way_in), outputs], axis=1)
-        moves.append(transfers_of(rows, mask, blocks, cluster))
+        moves.append(transfers_of(rows, mask, blocks))
         of_mask = np.empty_like(step)
         of_mask[needs.order] = step
         comp_step[:, part] = of_mask.reshape(blocks.groups, -1)
@@ -100,7 +101,7 @@ def begin(needs: Needs, waiting: Ints, last: int, cluster: Cluster) -> State:
     step = np.zeros(len(needs.order), "int32")
     step[waiting] = last
     rank = np.repeat(np.arange(cluster.ranks), np.diff(needs.ptr))
-    bounds = bounds_of(rank[waiting], cluster.ranks)
+    bounds = pointers(rank[waiting], cluster.ranks)
     return State(
         step=step,
         arrival=np.where(needs.pair >= 0, np.int32(NONE), np.int32(0)),

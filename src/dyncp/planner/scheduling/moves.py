@@ -7,9 +7,10 @@ import numpy as np
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
-from dyncp.ir.schedule import Side, Transfers
+from dyncp.ir.schedule import Transfers
 from dyncp.planner.scheduling.fill import NONE, choose_ways
-from dyncp.planner.scheduling.needs import Needs, sort_by
+from dyncp.planner.scheduling.needs import Needs
+from dyncp.planner.sorting import sort_by
 
 # Rows (piece, src, dst, step) are int64[4, n]; a piece is `(side * B + block) * G + group` with all four sides here.
 
@@ -44,14 +45,11 @@ def gates(needs: Needs, way: Ints) -> Ints:
     return gate
 
 
-def transfers_of(rows: Ints, mask: int, blocks: Blocks, cluster: Cluster) -> Transfers:
+def transfers_of(rows: Ints, mask: int, blocks: Blocks) -> Transfers:
     """The transfers of one mask, by step, source, destination and piece."""
     count, groups = len(blocks.tokens), blocks.groups
     piece, src, dst, step = rows
-    order = np.arange(len(piece), dtype="int32")
-    steps = int(step.max(initial=0)) + 1
-    for key, keys in (piece, len(Side) * count * groups), (dst, cluster.ranks), (src, cluster.ranks), (step, steps):
-        order = sort_by(order, key.astype("int32"), keys)
+    order = sort_by(step, src, dst, piece)
     block, group = np.divmod(piece[order], groups)
     side, block = np.divmod(block, count)
     return Transfers(np.full(len(order), mask), side, block, group, src[order], dst[order], step[order])

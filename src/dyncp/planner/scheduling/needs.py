@@ -16,6 +16,7 @@ from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
 from dyncp.planner.jit import jit
+from dyncp.planner.sorting import counting_sort, pointers
 
 
 class Needs(NamedTuple):
@@ -40,7 +41,7 @@ def needs_of(blocks: Blocks, placement: Placement, part: slice, piece_bytes: Int
     """The needs of the computation blocks of one mask, which are `part` of all; `piece_bytes` is int64[pieces]."""
     groups, count, per_node = blocks.groups, len(blocks.tokens), cluster.ranks_per_node
     comp_rank = placement.comp_rank[:, part].flatten()
-    order = sort_by(np.arange(len(comp_rank), dtype="int32"), comp_rank, cluster.ranks)
+    order = counting_sort(np.arange(len(comp_rank), dtype="int32"), comp_rank, cluster.ranks)
     at_place = comp_rank[order]
     group = np.arange(groups, dtype="int32")[:, None]
     q_piece, kv_piece = (end * groups + group for end in (blocks.q_block[part], count + blocks.kv_block[part]))
@@ -55,7 +56,7 @@ def needs_of(blocks: Blocks, placement: Placement, part: slice, piece_bytes: Int
     entry[far], entries = number(rank[far] // per_node, piece[far], 2 * count * groups)
     return Needs(
         order=order,
-        ptr=bounds_of(comp_rank, cluster.ranks),
+        ptr=pointers(comp_rank, cluster.ranks),
         work=np.tile(blocks.pairs[part], groups)[order],
         ends=need.reshape(-1, 2),
         piece=piece,
@@ -64,34 +65,14 @@ def needs_of(blocks: Blocks, placement: Placement, part: slice, piece_bytes: Int
         size_bytes=piece_bytes[piece],
         pair=pair,
         entry=entry,
-        by_entry=sort_by(far, entry, len(entries)),
-        entry_ptr=bounds_of(entry[far], len(entries)),
+        by_entry=counting_sort(far, entry, len(entries)),
+        entry_ptr=pointers(entry[far], len(entries)),
     )
-
-
-def bounds_of(key: Ints, keys: int) -> Ints:
-    """int64[keys + 1]: bounds of the runs of equal keys, once the keys are sorted."""
-    return np.append(0, np.cumsum(np.bincount(key, minlength=keys)))
 
 
 def totals(key: Ints, value: Ints, keys: int) -> Ints:
     """float64[keys]: the sum of the values with each key."""
     return np.bincount(key, value, keys).astype("float64")  # of nothing, numpy makes integers
-
-
-@jit
-def sort_by(index: Ints, key: Ints, keys: int) -> Ints:
-    """int32[n]: `index` sorted by `key[index]`, all of which lie in [0, keys); equal ones stay in their order."""
-    start = np.zeros(keys + 1, np.int64)
-    for i in index:
-        start[key[i] + 1] += 1
-    for k in range(keys):
-        start[k + 1] += start[k]
-    result = np.empty_like(index)
-    for i in index:
-        result[start[key[i]]] = i
-        start[key[i]] += 1
-    return result
 
 
 @jit
