@@ -13,7 +13,7 @@ from dyncp.ir.cluster import Cluster
 from dyncp.planner.blockgen import make_blocks, uniform_cut
 from dyncp.planner.partition.nets import Nets, loads
 from dyncp.planner.partition.refine import Costs, Limits, make_problem
-from dyncp.planner.partition.start import Units, components, share_out, start
+from dyncp.planner.partition.start import Units, anywhere, components, share_out, start
 
 
 def prepared(batch, cluster, block_tokens=8, token_epsilon=0.1, shape=SHAPE):
@@ -26,8 +26,7 @@ def prepared(batch, cluster, block_tokens=8, token_epsilon=0.1, shape=SHAPE):
 
 def started(blocks, nets, problem):
     """With all ranks on one node."""
-    anywhere = np.zeros(len(nets.tokens), "int64"), np.zeros(len(nets), "int64")
-    return start(blocks, nets, problem, anywhere, 1)
+    return start(blocks, nets, problem, anywhere(nets), 1)
 
 
 def sequences_of(blocks):

@@ -18,9 +18,8 @@ def place_in_sequence(tokens: TokenBlocks) -> Ints:
     return place
 
 
-def coarsen(blocks: Blocks, factor: int) -> tuple[Blocks, Ints]:
-    """Blocks of which each is `factor` neighbours in one (fewer at the end of a sequence), and int64[B], the coarse
-    token block of each token block."""
+def coarsen(blocks: Blocks, factor: int) -> Blocks:
+    """Blocks of which each is `factor` neighbours in one, fewer at the end of a sequence; `parents` says which."""
     tokens = blocks.tokens
     first = np.flatnonzero(place_in_sequence(tokens) % factor == 0)
     parent = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(tokens))))
@@ -31,10 +30,7 @@ def coarsen(blocks: Blocks, factor: int) -> tuple[Blocks, Ints]:
     pairs = np.zeros(len(keys), "int64")
     np.add.at(pairs, of_comp, blocks.pairs)
     mask, q_block, kv_block = keys // len(first) ** 2, keys // len(first) % len(first), keys % len(first)
-    return (
-        Blocks(coarse, blocks.groups, blocks.mask_names, blocks.mask_weights, q_block, kv_block, mask, pairs),
-        parent,
-    )
+    return Blocks(coarse, blocks.groups, blocks.mask_names, blocks.mask_weights, q_block, kv_block, mask, pairs)
 
 
 def project(placement: Placement, coarse: Blocks, fine: Blocks, parent: Ints) -> Placement:

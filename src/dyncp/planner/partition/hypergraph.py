@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
 from dyncp.ir.shape import AttentionShape
+from dyncp.planner.partition.aims import Aims
 from dyncp.planner.partition.balance import repair
 from dyncp.planner.partition.estimate import received_bytes
 from dyncp.planner.partition.nets import Nets, loads
@@ -35,25 +36,6 @@ TRIES = ((6.0, False), (12.0, False), (1.0, False), (3.0, True))
 TRIES_RANKS = 2  # within a node there is less to gain
 SMALL_TOKENS = 4096  # below, one try is enough
 LARGE = 16000  # computation blocks towards which there is time for fewer tries
-
-
-class Aims(Protocol):
-    """The options that placement reads, see `strategies.api.Options`."""
-
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def token_epsilon(self) -> float: ...
-    @property
-    def objective(self) -> str: ...
-    @property
-    def pass_weights(self) -> tuple[float, float]: ...
-    @property
-    def keep(self) -> str: ...
-    @property
-    def wire(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
 
 
 class Split(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isinf
-from typing import NamedTuple, Protocol
+from math import inf, isinf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.blockgen import blocks_of_bounds
+from dyncp.planner.partition.aims import Aims
 from dyncp.planner.partition.coarsen import coarsen, gather, parents, project
 from dyncp.planner.partition.estimate import received_bytes
 from dyncp.planner.partition.even import even_tokens
@@ -30,7 +31,7 @@ from dyncp.planner.partition.refine import (
     node_energy,
     relieve,
 )
-from dyncp.planner.partition.start import Places, by_heads, components, in_a_line, start
+from dyncp.planner.partition.start import Places, anywhere, by_heads, components, in_a_line, start
 
 ENOUGH = 1000  # steps per computation block, where there are few
 COARSE = 160  # computation blocks per rank above which coarser blocks are searched first
@@ -38,7 +39,7 @@ LEVELS = 2  # of finer blocks that a placement is searched on
 LARGE = 1 << 27  # edges x ranks: above, memory is too dear for a search
 NODE_TOKENS = 0.05  # how far above the mean the tokens of a node may lie at first
 NODE_SHARE = 0.7  # of the tolerance of ranks, for nodes
-ROUGH_CROSSED = 2.0  # what a byte between nodes costs on top at first, at most
+ROUGH_CROSSED = 2.0  # what a byte between nodes costs on top at first, at most: ground between placements is less steep
 SLACK = 0.95  # of a tolerance, for the search: its prices of excess are not walls
 FEW = 24  # computation blocks per rank up to which coarser ones would be too coarse
 # temperatures, first and last: a start is kept at low ones, and melts at high ones
@@ -46,27 +47,6 @@ COOL, COLD, MILD, WARM = (0.1, 0.03), (0.15, 0.03), (0.5, 0.05), (1.5, 0.1)
 PRICES = (5.0, 50.0)  # of excess
 CHEAP = (0.5, 1.0)  # of too many tokens, where cuts can even them out afterwards: about what they cost
 ROUNDS = 6  # of new prices for ranks that receive much
-
-
-class Aims(Protocol):
-    """The options that placement reads, see `strategies.api.Options`."""
-
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def token_epsilon(self) -> float: ...
-    @property
-    def objective(self) -> str: ...
-    @property
-    def pass_weights(self) -> tuple[float, float]: ...
-    @property
-    def effort(self) -> float: ...
-    @property
-    def keep(self) -> str: ...
-    @property
-    def wire(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
 
 
 class Found(NamedTuple):
@@ -102,17 +82,13 @@ class Search:
         """The hypergraph of blocks, weighted as asked for."""
         return Nets.of_batch(blocks, self.shape, self.aims.keep, self.aims.wire, self.aims.pass_weights)
 
-    def problem(self, nets: Nets, rank_price: Ints | None = None, slack: float = SLACK) -> Problem:
-        """The search over all ranks, within a part of the tolerance for computation."""
+    def problem(
+        self, nets: Nets, most_crossed: float = inf, rank_price: Ints | None = None, slack: float = SLACK
+    ) -> Problem:
+        """The search over all ranks, within a part of the tolerance for computation; a byte between nodes costs
+        `most_crossed` on top at most."""
         limits = Limits(self.aims.epsilon * slack, self.aims.token_epsilon)
-        costs = Costs(1.0, self.crossed, rank_price)
-        return make_problem(nets, self.cluster.ranks, self.cluster.ranks_per_node, costs, limits)
-
-    def rough_problem(self, nets: Nets) -> Problem:
-        """The same for first placements: ground between good ones is less steep if a byte between nodes does not cost
-        all it does."""
-        limits = Limits(self.aims.epsilon * SLACK, self.aims.token_epsilon)
-        costs = Costs(1.0, min(self.crossed, ROUGH_CROSSED))
+        costs = Costs(1.0, min(self.crossed, most_crossed), rank_price)
         return make_problem(nets, self.cluster.ranks, self.cluster.ranks_per_node, costs, limits)
 
     def steps(self, nets: Nets, per_block: float, more: float, most: float) -> int:
@@ -139,7 +115,7 @@ def place(batch: Batch, blocks: Blocks, shape: AttentionShape, cluster: Cluster,
     search = Search(shape, cluster, aims)
     levels = [blocks]
     while len(levels[-1]) * blocks.groups > COARSE * cluster.ranks:
-        coarse, _ = coarsen(levels[-1], 2)
+        coarse = coarsen(levels[-1], 2)
         if len(coarse) == len(levels[-1]):
             break
         levels.append(coarse)
@@ -164,7 +140,7 @@ def first(blocks: Blocks, search: Search) -> Placement:
     all melts (for batches of many sequences).
     """
     nets = search.nets(blocks)
-    problem = search.rough_problem(nets)
+    problem = search.problem(nets, ROUGH_CROSSED)
     if search.too_large(blocks):
         return _placement(blocks, in_a_line(blocks, nets, problem))
     nodes = over_nodes(blocks, search)
@@ -184,7 +160,7 @@ def first(blocks: Blocks, search: Search) -> Placement:
         warm = Cooling(int(share * steps), WARM, PRICES, token_price)
         return anneal(melted(coarse, blocks, problem, nodes, search, warm), share / 2, MILD)
 
-    coarse = coarsen(blocks, 2)[0] if len(nets) > FEW * search.cluster.ranks else blocks
+    coarse = coarsen(blocks, 2) if len(nets) > FEW * search.cluster.ranks else blocks
     begin = min(begin, by_heads(blocks, nets, problem), key=energy)
     ways = ((begin, COLD), (begin, MILD), (in_a_line(blocks, nets, problem), MILD))
     probes = [anneal(way, 0.1, course) for way, course in ways]
@@ -202,7 +178,7 @@ def melted(
 ) -> Places:
     """A placement of blocks found on coarse ones."""
     nets = search.nets(coarse)
-    coarse_problem = search.rough_problem(nets)
+    coarse_problem = search.problem(nets, ROUGH_CROSSED)
     begin = started(coarse, nets, coarse_problem, nodes, search)
     found = search.anneal(coarse_problem, begin, cooling)
     return projected(Found(coarse, _placement(coarse, found)), blocks, problem)
@@ -211,7 +187,7 @@ def melted(
 def started(blocks: Blocks, nets: Nets, problem: Problem, nodes: Found | None, search: Search) -> Places:
     """A first placement of blocks, on the nodes found for them or for finer ones (anywhere with None)."""
     if nodes is None:
-        return start(blocks, nets, problem, (np.zeros(len(nets.tokens), "int64"), np.zeros(len(nets), "int64")), 1)
+        return start(blocks, nets, problem, anywhere(nets), 1)
     places = gather(nodes.placement, nodes.blocks, blocks, search.cluster.nodes)
     node_of = places.block_rank.astype("int64"), places.comp_rank.ravel().astype("int64")
     return start(blocks, nets, problem, node_of, search.cluster.nodes)
@@ -314,7 +290,7 @@ def spread(found: Found, search: Search) -> Placement:
         price = price * np.sqrt(np.maximum(received, received.mean() / 4) / max(1.0, float(received.mean())))
         price = np.clip(price / price.mean(), 0.1, 10.0)
         cooling = Cooling(search.steps(nets, 20, 50_000, 1e6), COOL, search.strict)
-        places = search.anneal(search.problem(nets, price), places, cooling)
+        places = search.anneal(search.problem(nets, rank_price=price), places, cooling)
         received = received_bytes(nets, *places, search.cluster)[0]
         if received.max() < least and loads(nets.tokens, places[0], ranks).max() <= limit:
             best, least = places, float(received.max())

@@ -82,13 +82,12 @@ def start(blocks: Blocks, nets: Nets, problem: Problem, places: Places, nodes: i
 def by_heads(blocks: Blocks, nets: Nets, problem: Problem) -> Places:
     """(int32[B], int64[C]): all computation of one head group after the other, in tiles, to one part after the other:
     so every piece of data moves once or little more, which is good for many head groups and bad for few."""
-    units = _make_units(blocks, nets, (np.zeros(len(nets.tokens), "int64"), np.zeros(len(nets), "int64")), 1)
+    units = _make_units(blocks, nets, anywhere(nets), 1)
     group = np.repeat(np.arange(blocks.groups), len(blocks))
     comp_part = np.zeros(len(nets), "int64")
     for mask in np.unique(nets.mask):
-        comps = np.flatnonzero(nets.mask == mask)
+        part, comps = nets.of_mask(mask)
         sheet = group[comps] * len(units.work) + units.of_comp[comps]
-        part = nets.restrict(np.arange(len(nets.tokens)), comps)
         comp_part[comps] = tile(part, sheet, np.ones(len(problem.rank_price)))
     nobody = np.full(len(nets.tokens), -1)
     return fit_tokens(problem, nobody, nobody, comp_part), comp_part
@@ -98,7 +97,7 @@ def in_a_line(blocks: Blocks, nets: Nets, problem: Problem) -> Places:
     """(int32[B], int64[C]): units that fit go whole to a part each, the heaviest first; the tokens of all others, one
     after the other, to the parts in order, as far as each has room. Computation is where its queries are."""
     parts = len(problem.rank_price)
-    units = _make_units(blocks, nets, (np.zeros(len(nets.tokens), "int64"), np.zeros(len(nets), "int64")), 1)
+    units = _make_units(blocks, nets, anywhere(nets), 1)
     total = np.array([[max(float(units.work.sum()), 1e-30)], [float(units.tokens.sum())]])
     size = np.stack([units.work, units.tokens]) * parts / total  # of an even share
     unit_part, full = np.full(len(units.work), -1), np.zeros((2, parts))
@@ -114,6 +113,11 @@ def in_a_line(blocks: Blocks, nets: Nets, problem: Problem) -> Places:
     in_order = np.minimum(np.searchsorted(ends, middle * ends[-1]), parts - 1)
     block_part = np.where(whole >= 0, whole, in_order)
     return block_part.astype("int32"), np.tile(block_part[blocks.q_block], blocks.groups)
+
+
+def anywhere(nets: Nets) -> Places:
+    """(int64[B], int64[C]): everything on one node, for placements that nodes make no difference to."""
+    return np.zeros(len(nets.tokens), "int64"), np.zeros(len(nets), "int64")
 
 
 def _make_units(blocks: Blocks, nets: Nets, places: Places, nodes: int) -> Units:
@@ -226,10 +230,10 @@ def _tiles(blocks: Blocks, nets: Nets, units: Units, shares: Shares) -> Ints:
     sheet = shares.first[units.of_comp] * blocks.groups + np.repeat(np.arange(blocks.groups), len(blocks))
     comp_part = np.zeros(len(nets), "int64")
     for mask in np.unique(nets.mask):
-        comps = np.flatnonzero(nets.mask == mask)
+        part, comps = nets.of_mask(mask)
         have = np.bincount(units.of_comp[comps], nets.work[comps], len(units.work))
         targets = have[shares.unit] * shares.share
-        piece = tile(nets.restrict(np.arange(len(nets.tokens)), comps), sheet[comps], targets)
+        piece = tile(part, sheet[comps], targets)
         # a tile may begin a little early or end a little late
         unit = units.of_comp[comps]
         piece = np.clip(piece, shares.first[unit], shares.first[unit] + shares.pieces[unit] - 1)

@@ -1,0 +1,26 @@
+"""What a placement aims at."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Aims(Protocol):
+    """The options that placement reads, see `strategies.api.Options`."""
+
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def token_epsilon(self) -> float: ...
+    @property
+    def objective(self) -> str: ...
+    @property
+    def pass_weights(self) -> tuple[float, float]: ...
+    @property
+    def effort(self) -> float: ...
+    @property
+    def keep(self) -> str: ...
+    @property
+    def wire(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
