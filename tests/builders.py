@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 
 from dyncp import masks
@@ -52,3 +57,14 @@ def random_layout(rng: np.random.Generator, batch: Batch, cluster: Cluster, opti
 
 def planned(batch: Batch, ranks: int = 3, strategy: str = "ring", shape: AttentionShape = SHAPE, **options) -> Planned:
     return build(batch, shape, Cluster(1, ranks), strategy, Options(**({"block_tokens": 8} | options)))
+
+
+def assert_same_elsewhere(found: Callable[[], object]) -> None:
+    """That a function at the top of a test module returns the same again, here and in another process."""
+    here = found()
+    assert here == found()
+    file = Path(sys.modules[found.__module__].__file__)
+    path = [str(file.parent), *sys.path]
+    script = f"import sys; sys.path[:0] = {path!r}; from {file.stem} import {found.__name__} as f; print(f())"
+    there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == repr(here)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from any_batch import any_batch, any_cluster, any_places
-from builders import SHAPE, causal_batch
+from builders import SHAPE, assert_same_elsewhere, causal_batch
 
 from dyncp import masks
 from dyncp.ir.batch import Batch, Sequence
@@ -136,12 +133,7 @@ def digest():
 
 
 def test_the_same_arguments_give_the_same_in_another_process():
-    here = digest()
-    assert here == digest()
-    script = f"import sys; sys.path[:0] = {sys.path!r}; from test_refine import digest; print(digest())"
-    folder = __file__.rsplit("/", 1)[0]
-    there = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)
-    assert there.stdout.strip() == repr(here)
+    assert_same_elsewhere(digest)
 
 
 def test_other_seeds_give_other_placements():
