@@ -17,9 +17,11 @@ NUMPY_ONLY = {"numpy"}
 ALLOWED = {
     "ir": set(),
     "masks": {"ir"},
-    "cost": {"ir"},
-    "planner": {"ir", "masks", "cost"},
+    "jit.py": set(),
+    "cost": {"ir", "jit"},
+    "planner": {"ir", "masks", "jit", "cost"},
     "strategies": {"ir", "masks", "cost", "planner"},
+    "simulator": {"ir", "cost"},
     "runtime": {"ir"},
     "lookahead": {"ir", "masks", "strategies"},
 }
@@ -27,6 +29,7 @@ ALLOWED = {
 FORBIDDEN = {
     "masks": {"torch"},
     "cost": {"torch"},
+    "simulator": {"torch"},
     "planner": {"torch"},
     "strategies": {"torch"},
     "report": {"torch"},

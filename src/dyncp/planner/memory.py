@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dyncp.ir.arrays import Ints
-from dyncp.planner.jit import jit, part
+from dyncp.jit import jit, part
 
 ALIGN_BYTES = 128  # of every run of slots; inside a run slots lie one behind the other
 COUNT, TOTAL_BYTES = range(2)  # what Arena.used holds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dyncp.ir.arrays import Ints
-from dyncp.planner.jit import jit
+from dyncp.jit import jit
 
 
 def sort_by(*columns: Ints) -> Ints:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dyncp.ir.arrays import Ints
 from dyncp.ir.plan import Place
-from dyncp.planner.jit import lean_jit, part
+from dyncp.jit import lean_jit, part
 from dyncp.planner.lowering.draft import Draft
 from dyncp.planner.lowering.tables import PassTable, Pieces, Traffic, Work
 

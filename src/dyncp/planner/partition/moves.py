@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dyncp.ir.arrays import Ints
-from dyncp.planner.jit import lean_jit, lean_part
+from dyncp.jit import lean_jit, lean_part
 
 CHUNK = 256  # steps between two changes of temperature
 COMP, LINE, ROWS = 800, 900, 960  # of 1,024 steps: up to COMP move one computation block, and so on, the rest tokens

@@ -18,7 +18,7 @@ import numpy as np
 
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import Blocks
-from dyncp.planner.jit import jit
+from dyncp.jit import jit
 from dyncp.planner.partition.moves import Problem
 from dyncp.planner.partition.nets import Nets
 from dyncp.planner.partition.refine import cost_scale, edge_energy, fit_tokens

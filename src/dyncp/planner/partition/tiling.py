@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from dyncp.ir.arrays import Ints
-from dyncp.planner.jit import jit
+from dyncp.jit import jit
 from dyncp.planner.partition.nets import Nets
 
 NEAR = 0.1  # of a tile: strips that end this near to a whole number of tiles are taken to end there

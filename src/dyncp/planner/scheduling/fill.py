@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dyncp.ir.arrays import Ints
-from dyncp.planner.jit import jit, lean_jit
+from dyncp.jit import jit, lean_jit
 from dyncp.planner.scheduling.needs import Needs
 
 NONE = -1

@@ -15,7 +15,7 @@ from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
-from dyncp.planner.jit import jit
+from dyncp.jit import jit
 from dyncp.planner.sorting import counting_sort, pointers
 
 
