@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from dyncp.ir.arguments import positive_number, whole_number
 
 GB = 1e9
 MAX_RANKS = 1 << 16
+RATES = (
+    "intra_bytes_per_s",
+    "inter_bytes_per_s",
+    "flops_per_s",
+    "flow_bytes_per_s",
+    "rank_bytes_per_s",
+    "memory_bytes_per_s",
+    "backward_rate",
+    "cores",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +30,13 @@ class Cluster:
         intra_bytes_per_s: bandwidth of one rank to the others of its node, one direction.
         inter_bytes_per_s: bandwidth of one node to the others, one direction, shared by its ranks.
         intra_latency_s, inter_latency_s: fixed cost of one message.
-        flops_per_s: dense matrix FLOP/s that attention reaches on one rank.
+        flops_per_s: dense matrix FLOP/s that attention reaches on one rank, forward.
+        flow_bytes_per_s: the most that one message between nodes gets of that.
+        rank_bytes_per_s: the most that one rank gets of that, one direction.
+        memory_bytes_per_s: bandwidth of one rank's memory.
+        backward_rate: what attention reaches in the backward, as a fraction of `flops_per_s`.
+        launch_s, block_s: fixed cost of launching attention, and of each computation block in it.
+        cores: how many ranks of the whole cluster compute at once at full speed; infinite where each has a device.
     """
 
     nodes: int
@@ -29,13 +46,20 @@ class Cluster:
     intra_latency_s: float = 5e-6
     inter_latency_s: float = 15e-6
     flops_per_s: float = 180e12
+    flow_bytes_per_s: float = math.inf
+    rank_bytes_per_s: float = math.inf
+    memory_bytes_per_s: float = 2000 * GB
+    backward_rate: float = 0.8
+    launch_s: float = 20e-6
+    block_s: float = 0.1e-6
+    cores: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), 1, MAX_RANKS))
-        for rate in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
+        for rate in RATES:
             positive_number(rate, getattr(self, rate), finite=False)
-        for latency in ("intra_latency_s", "inter_latency_s"):
+        for latency in ("intra_latency_s", "inter_latency_s", "launch_s", "block_s"):
             if getattr(self, latency) != 0:
                 positive_number(latency, getattr(self, latency))
         if self.ranks > MAX_RANKS:
@@ -45,6 +69,16 @@ class Cluster:
     def ranks(self) -> int:
         """Number of ranks over all nodes, `R`."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def message_bytes_per_s(self) -> float:
+        """What one message between nodes reaches, alone."""
+        return min(self.inter_bytes_per_s, self.rank_bytes_per_s, self.flow_bytes_per_s)
+
+    @property
+    def between_bytes_per_s(self) -> float:
+        """What a node reaches to the others where each of its ranks has one message under way."""
+        return min(self.inter_bytes_per_s, self.ranks_per_node * self.message_bytes_per_s)
 
     def node_of(self, rank: int) -> int:
         """The node that a rank is on."""
@@ -64,15 +98,21 @@ class Cluster:
         return replace(machine, nodes=nodes, ranks_per_node=per_node)
 
 
-# Bandwidths are the data sheets' (one direction); flops_per_s is about 60% of the data sheet's dense bf16 peak, which
-# is what fused attention kernels reach.
+# Bandwidths between ranks, between nodes and of memory are the data sheets' (one direction). What is not on them:
+# - flops_per_s, backward_rate: fused attention reaches about 58% of the A100's 312 TFLOP/s and 56% of the H100's and
+#   H200's 989 TFLOP/s (dense bf16), and in the backward 0.8 of that;
+# - flow_bytes_per_s: on p4de fitted to the hops of published ring baselines (`dyncp reproduce fit`), 77% of a rank's
+#   share of its node's network; taken over for the other two, which have not been fitted;
+# - rank_bytes_per_s: a rank's network card (two share one on p4de), on p5 its four;
+# - launch_s, block_s: round numbers for how long a device is not busy around a kernel, and for another block in a
+#   kernel's tables. Those of the published implementations are larger: see `reproduce/constants.py`.
 PRESETS = {
-    # 8 x A100-80G, NVSwitch 600 GB/s both ways, 4 x 100 Gb/s network
-    "p4de": Cluster(1, 8, 300 * GB, 50 * GB, 5e-6, 15e-6, 180e12),
-    # 8 x H100, NVSwitch 900 GB/s both ways, 32 x 100 Gb/s network
-    "p5": Cluster(1, 8, 450 * GB, 400 * GB, 5e-6, 15e-6, 550e12),
-    # 8 x H200, NVSwitch 900 GB/s both ways, 8 x 400 Gb/s network
-    "dgx-h200": Cluster(1, 8, 450 * GB, 400 * GB, 5e-6, 10e-6, 550e12),
+    # 8 x A100-80G (2.0 TB/s HBM2e), NVSwitch 300 GB/s, 4 x 100 Gb/s network
+    "p4de": Cluster(1, 8, 300 * GB, 50 * GB, 5e-6, 15e-6, 180e12, 4.8 * GB, 12.5 * GB, 2000 * GB, 0.8, 20e-6, 0.1e-6),
+    # 8 x H100 SXM (3.35 TB/s HBM3), NVSwitch 450 GB/s, 32 x 100 Gb/s EFA
+    "p5": Cluster(1, 8, 450 * GB, 400 * GB, 5e-6, 15e-6, 550e12, 38 * GB, 50 * GB, 3350 * GB, 0.8, 20e-6, 0.1e-6),
+    # 8 x H200 SXM (4.8 TB/s HBM3e), NVSwitch 450 GB/s, 8 x 400 Gb/s InfiniBand
+    "dgx-h200": Cluster(1, 8, 450 * GB, 400 * GB, 5e-6, 10e-6, 550e12, 38 * GB, 50 * GB, 4800 * GB, 0.8, 20e-6, 0.1e-6),
     # processes on one machine over the loopback interface
     "cpu": Cluster(1, 4, 2 * GB, 2 * GB, 50e-6, 50e-6, 40e9),
 }
