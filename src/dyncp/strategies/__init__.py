@@ -19,6 +19,13 @@ STRATEGIES = {
     "dynamic": ("dyncp.strategies.dynamic", "dynamic"),
     "ring": ("dyncp.strategies.ring", "ring"),
     "zigzag": ("dyncp.strategies.ring", "zigzag"),
+    "double_ring": ("dyncp.strategies.double_ring", "double_ring"),
+    "head_ring": ("dyncp.strategies.head_ring", "head_ring"),
+    "ulysses": ("dyncp.strategies.ulysses", "ulysses"),
+    "usp": ("dyncp.strategies.usp", "usp"),
+    "allgather": ("dyncp.strategies.allgather", "allgather"),
+    "sequence_level": ("dyncp.strategies.sequence_level", "sequence_level"),
+    "balanced_qo_home": ("dyncp.strategies.balanced_qo_home", "balanced_qo_home"),
     "data_parallel": ("dyncp.strategies.data_parallel", "data_parallel"),
 }
 

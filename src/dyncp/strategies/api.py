@@ -17,6 +17,9 @@ from dyncp.ir.shape import AttentionShape
 
 OBJECTIVES = ("time", "total", "largest")
 PARTITIONERS = ("tiling", "hypergraph")
+SCHEDULES = ("timeline", "greedy")
+BALANCES = ("time", "pairs")
+AUTOMATIC = ("block_tokens", "divisions", "inner_ring")  # options that can be "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,17 @@ class Options:
 
     Args:
         block_tokens: Most tokens of a block; `auto` chooses for each batch. Blocks are cut along the edges of masks and
-            where tokens must be evened out. Read by the strategies `dynamic` and `data_parallel`; the rings cut each
-            sequence into as many blocks as they need.
-        divisions: Parts that each rank's computation is split into, to overlap with transfers (paper, 4.3). Read by
-            `dynamic`, as all that follow but keep and wire.
-        epsilon: How far above the mean the computation of a rank may lie, as a fraction (paper, 4.2).
+            where tokens must be evened out. Read by the strategies `dynamic`, `balanced_qo_home` and `data_parallel`;
+            the others cut each sequence into as many blocks as they need.
+        schedule: `timeline`, which times schedules and takes the one that ends first, or `greedy`, the paper's.
+        divisions: Parts that each rank's computation is split into, to overlap with transfers (paper, 4.3); `auto` lets
+            `timeline` choose, and is 4 for `greedy`. Read by
+            `dynamic`, as all that follow but head_degree, inner_ring, keep and wire, and by `balanced_qo_home`.
+        epsilon: How far above the mean the computation of a rank may lie, as a fraction (paper, 4.2); `auto` is 0.02,
+            and up to 0.1 where there is so little to compute that transfers between nodes take longer.
         token_epsilon: How far above the mean the tokens of a rank may lie, as a fraction.
+        balance: What computation is balanced by: `time`, as the cost model has it, or `pairs` of queries and keys, as
+            published.
         objective: What placement makes small: `time`, the bytes that move, each weighted by how long it takes within or
             between nodes; `total`, all bytes alike; or `largest`, what the rank that receives most receives.
         forward_weight: What a byte of the forward pass counts.
@@ -38,6 +46,10 @@ class Options:
         partitioner: `tiling` or, as in the paper, `hypergraph` (Mt-KaHyPar, the extra of that name).
         effort: Steps of the local search, against the usual number; more steps take longer and move less.
         portfolio: `dynamic` takes the layout of another strategy that is estimated to be faster (for `time` only).
+        head_degree: Ranks that exchange heads, in `double_ring` and `head_ring`; the largest divisor of it that the
+            head groups and the ranks allow is taken.
+        inner_ring: Ranks of an inner ring of `double_ring` (groups of ranks, where these exchange heads), of which the
+            largest divisor that the ranks allow is taken; `auto` is the largest power of two that fits in a node.
         keep: What remote data the forward keeps for the backward: `none`, `kv` or `all`.
         wire: Dtype of partial results in transfers: `model` or `float32`.
         seed: Of the local search.
@@ -47,25 +59,31 @@ class Options:
     """
 
     block_tokens: int | Literal["auto"] = "auto"
-    divisions: int = 4
-    epsilon: float = 0.02
+    schedule: str = "timeline"
+    divisions: int | Literal["auto"] = "auto"
+    epsilon: float | Literal["auto"] = "auto"
     token_epsilon: float = 0.02
+    balance: str = "time"
     objective: str = "time"
     forward_weight: float = 1.0
     backward_weight: float = 1.0
     partitioner: str = "tiling"
     effort: float = 1.0
     portfolio: bool = True
+    head_degree: int = 2
+    inner_ring: int | Literal["auto"] = "auto"
     keep: str = "none"
     wire: str = "model"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("block_tokens", 1), ("divisions", 1), ("seed", 0)):
-            if getattr(self, name) != "auto" or name != "block_tokens":
+        whole = {"block_tokens": 1, "divisions": 1, "head_degree": 1, "inner_ring": 1, "seed": 0}
+        for name, least in whole.items():
+            if getattr(self, name) != "auto" or name not in AUTOMATIC:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         for name in ("epsilon", "token_epsilon", "effort"):
-            positive_number(name, getattr(self, name))
+            if name != "epsilon" or self.epsilon != "auto":
+                positive_number(name, getattr(self, name))
         for name in ("forward_weight", "backward_weight"):
             if getattr(self, name) != 0:
                 positive_number(name, getattr(self, name))
@@ -74,6 +92,8 @@ class Options:
         for name, words in (
             ("objective", OBJECTIVES),
             ("partitioner", PARTITIONERS),
+            ("schedule", SCHEDULES),
+            ("balance", BALANCES),
             ("keep", KEEP),
             ("wire", WIRE),
         ):

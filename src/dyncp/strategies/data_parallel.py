@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 
 from dyncp.ir.batch import Batch
@@ -13,6 +11,7 @@ from dyncp.ir.schedule import Schedule, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.blockgen import make_blocks, uniform_cut
 from dyncp.strategies.api import Layout, Options
+from dyncp.strategies.deal import deal
 
 DEFAULT_TOKENS = 2048  # of a block: it makes little difference where nothing moves
 
@@ -22,12 +21,7 @@ def data_parallel(batch: Batch, shape: AttentionShape, cluster: Cluster, options
     block_tokens = DEFAULT_TOKENS if options.block_tokens == "auto" else options.block_tokens
     blocks = make_blocks(batch, shape.groups, uniform_cut(block_tokens))
     lengths = np.array([max(sequence.length, sequence.keys) for sequence in batch.sequences])
-    loads = [(0, rank) for rank in range(cluster.ranks)]
-    sequence_rank = np.empty(len(lengths), dtype=np.int32)
-    for sequence in np.argsort(-lengths, kind="stable"):
-        load, rank = heapq.heappop(loads)
-        sequence_rank[sequence] = rank
-        heapq.heappush(loads, (load + int(lengths[sequence]), rank))
+    sequence_rank = deal(lengths, cluster.ranks)
     block_rank = sequence_rank[blocks.tokens.sequence]
     comp_rank = np.broadcast_to(block_rank[blocks.q_block], (blocks.groups, len(blocks)))
     return Layout(
