@@ -245,7 +245,7 @@ def test_every_planning_option_has_help_of_its_own(capsys):
     for option in fields(Options):
         flag = f"--{'no-' * (option.default is True)}{option.name.replace('_', '-')}"
         _, _, text = words.rpartition(f" {flag} ")
-        value = "" if option.default is True else r"(INT|FLOAT|STR|INT\|\{auto\}) "
+        value = "" if option.default is True else r"(INT|FLOAT|STR|(INT|FLOAT)\|\{auto\}) "
         assert re.match(rf"{value}[A-Z`].*?\(default: ", text), flag
     assert "1 + --epsilon for computation, 1 + --token-epsilon for tokens" in words
 

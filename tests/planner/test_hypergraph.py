@@ -44,10 +44,14 @@ def blocks_of(batch, block_tokens, shape=SHAPE):
 
 def placed(batch, cluster, shape=SHAPE, block_tokens=1024, preset="deterministic", **options):
     """Blocks, their placement, and notes: on constraints that are not met, and where the solver gave up."""
-    options = Options(**({"epsilon": 0.05, "token_epsilon": 0.02} | options))
+    options = Options(**({"epsilon": 0.05, "token_epsilon": 0.02, "balance": "pairs"} | options))
     blocks = blocks_of(batch, block_tokens, shape)
     placement, notes = place(blocks, shape, cluster, options, preset)
-    return blocks, placement, unmet(blocks, placement, cluster, Limits(options.epsilon, options.token_epsilon)) + notes
+    return (
+        blocks,
+        placement,
+        unmet(blocks, placement, cluster, Limits(options.epsilon, options.token_epsilon), blocks.work) + notes,
+    )
 
 
 def reachable(sizes, parts, epsilon):
@@ -266,7 +270,7 @@ def test_advice_says_how_far_it_goes():
 def test_smaller_blocks_are_not_advised_where_they_cannot_help():
     blocks = blocks_of(causal_batch(2, 2), 2)
     placement = Placement([0, 1], np.arange(2 * len(blocks)).reshape(2, -1) % 3)
-    *_, note = unmet(blocks, placement, Cluster(1, 3), Limits(0.05, 0.02))
+    *_, note = unmet(blocks, placement, Cluster(1, 3), Limits(0.05, 0.02), blocks.work)
     assert note == (
         "tokens of rank 0 are 1.50 x the mean (limit 1.02, 2 ranks above): a mean of 1.33 tokens allows 1.50 x at best"
     )
@@ -278,7 +282,7 @@ def test_notes_name_mask_and_rank_over_all_nodes():
     ranks = np.zeros((2, len(blocks)), int)
     ranks[:, blocks.of_mask(0)] = np.arange(36) % 4
     ranks[:, blocks.of_mask(1)] = np.arange(64) % 2 + 2  # even within the node
-    notes = unmet(blocks, Placement(np.arange(8) % 4, ranks), Cluster(2, 2), Limits(0.1, 0.05))
+    notes = unmet(blocks, Placement(np.arange(8) % 4, ranks), Cluster(2, 2), Limits(0.1, 0.05), blocks.work)
     assert notes == (
         "computation of rank 2 under mask 'b' is 2.00 x the mean (limit 1.1, 2 ranks above): "
         "no better placement was found",
@@ -374,7 +378,7 @@ from dyncp.planner.partition.hypergraph import place
 from dyncp.strategies.api import Options
 for length in eval(sys.argv[1]):
     blocks = make_blocks(causal_batch(length, 900, 333), SHAPE.groups, uniform_cut(128))
-    placement, _ = place(blocks, SHAPE, Cluster(2, 3), Options(epsilon=0.05, token_epsilon=0.02, seed=5))
+    placement, _ = place(blocks, SHAPE, Cluster(2, 3), Options(epsilon=0.05, balance="pairs", seed=5))
 print(placement.block_rank.tolist(), placement.comp_rank.tolist())
 """
 

@@ -30,7 +30,8 @@ LAYER = AttentionShape(8, 2, 64)
 
 def placed(batch, cluster, shape=SHAPE, **options):
     """(blocks, placement) with little effort, unless told otherwise."""
-    options = Options(**({"effort": 0.05, "block_tokens": 8} | options))
+    defaults = {"effort": 0.05, "block_tokens": 8, "epsilon": 0.02, "balance": "pairs"}
+    options = Options(**(defaults | options))
     size = None if options.block_tokens == "auto" else options.block_tokens
     blocks = cut_batch(batch, shape.groups, cluster.ranks, size, options.epsilon)
     return place(batch, blocks, shape, cluster, options)

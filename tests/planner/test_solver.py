@@ -116,7 +116,7 @@ def test_a_placement_without_the_solver_is_balanced_and_says_so(monkeypatch):
     blocks = make_blocks(causal_batch(3000, 2000, 777), SHAPE.groups, uniform_cut(64))
     placement, notes = place(blocks, SHAPE, Cluster(2, 2), Options(epsilon=0.05, token_epsilon=0.02))
     assert notes == ("the partitioner gave up and blocks were dealt out evenly: [Invalid Input] Sum of weights is 3.",)
-    assert unmet(blocks, placement, Cluster(2, 2), Limits(0.05, 0.02)) == ()
+    assert unmet(blocks, placement, Cluster(2, 2), Limits(0.05, 0.02), blocks.work) == ()
 
 
 def test_what_to_install_is_said_where_the_solver_is_missing(monkeypatch):

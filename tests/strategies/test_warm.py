@@ -14,8 +14,8 @@ from numba.core.dispatcher import Dispatcher
 from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.shape import AttentionShape
+from dyncp.jit import _Announcer
 from dyncp.masks import causal
-from dyncp.planner.jit import _Announcer
 from dyncp.strategies import STRATEGIES, build
 from dyncp.strategies.api import OBJECTIVES, Options
 from dyncp.strategies.warm import warm_up

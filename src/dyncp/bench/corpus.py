@@ -152,6 +152,7 @@ class Case:
             epsilon=self.epsilon,
             objective=self.objective,
             backward_weight=0.0 if self.forward_only else 1.0,
+            balance="pairs",  # as the partitioner does, and published figures
             portfolio=False,  # what is measured is the planner; the fixed schemes have their own columns
             effort=self.effort,
             seed=seed,

@@ -59,7 +59,7 @@ def measure(case: Case, seeds: int, solvers: bool) -> Result:
         solvers: whether to give the case to the general solver, too.
     """
     batch, shape, cluster, options = case.batch(), case.shape, case.cluster, case.options()
-    blocks = cut_batch(batch, shape.groups, cluster.ranks, None, options.epsilon)  # those that planning begins with
+    blocks = cut_batch(batch, shape.groups, cluster.ranks, None, case.epsilon)  # those that planning begins with
     found = {preset: solve(case, batch, blocks, preset) for preset in PRESETS} if solvers else {}
     compared = any(solved.figures for solved in found.values())
     runs = tuple(run(case, batch, seed, compared) for seed in range(min(seeds, case.most_runs)))
@@ -97,7 +97,7 @@ def setting_of(case: Case, batch: Batch, blocks: Blocks) -> Setting:
         objective=case.objective,
         options={name: value for name, value in asdict(options).items() if name != "seed"},
         crossed=Search(case.shape, cluster, options).crossed,
-        most_compute=1 + options.epsilon,
+        most_compute=1 + case.epsilon,
         most_tokens=max(1 + options.token_epsilon, ceil(mean) / mean),  # tokens are whole
     )
 
@@ -151,7 +151,7 @@ def balance(blocks: Blocks, placement: Placement, ranks: int) -> tuple[float, fl
 def bound_of(batch: Batch, case: Case, compute: float, tokens: float) -> PassBound:
     """The lower bound under the case's limits, or under the balance that was found where that is not within them."""
     options = case.options()
-    epsilon, token_epsilon = max(options.epsilon, compute - 1), max(options.token_epsilon, tokens - 1)
+    epsilon, token_epsilon = max(case.epsilon, compute - 1), max(options.token_epsilon, tokens - 1)
     found = lower_bound(batch, case.shape, case.cluster, epsilon, token_epsilon, options.keep, options.wire)
     return found.forward if case.forward_only else found.both
 
@@ -167,7 +167,7 @@ def solve(case: Case, batch: Batch, blocks: Blocks, preset: str) -> Solved:
         return Solved(f"more than {MOST_BLOCKS:,} computation blocks")
     tried = [blocks]
     half = max(1, int(blocks.tokens.tokens.max()) // 2)
-    finer = cut_batch(batch, blocks.groups, cluster.ranks, half, options.epsilon)
+    finer = cut_batch(batch, blocks.groups, cluster.ranks, half, case.epsilon)
     if count < len(finer) * finer.groups <= MOST_FINER:
         tried.append(finer)
     setting = setting_of(case, batch, blocks)

@@ -10,6 +10,7 @@ import numpy as np
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import HAS_Q, Blocks
 from dyncp.ir.plan import PASSES, Attention, CommLaunch, Kind, Pass, Plan, PlanHeader, Program
+from dyncp.planner.partition.balance import asked_epsilon
 from dyncp.planner.partition.bounds import PassBound, lower_bound
 from dyncp.report.table import columns, format_bytes, format_seconds
 from dyncp.strategies import Planned
@@ -57,8 +58,9 @@ def bound_figures(planned: Planned, figures: dict[str, Any]) -> dict[str, Any]:
     placement under `both`, with what the plan moves there."""
     header, options = planned.plan.header, planned.options
     compute = [part["compute_imbalance"] for part in figures.get("masks", {"": figures}).values()]
-    tolerance = max(options.epsilon, max(compute) - 1), max(options.token_epsilon, figures["token_imbalance"] - 1)
-    bound = lower_bound(planned.batch, header.shape, header.cluster, *tolerance, header.keep, header.wire)
+    epsilon = max(asked_epsilon(options), max(compute) - 1)
+    token_epsilon = max(options.token_epsilon, figures["token_imbalance"] - 1)
+    bound = lower_bound(planned.batch, header.shape, header.cluster, epsilon, token_epsilon, header.keep, header.wire)
     both = {key: figures[key] + figures["backward"][key] for key in ("total_bytes", "inter_node_bytes")}
     return {**_bound_keys(bound.forward, figures), "both": {**both, **_bound_keys(bound.both, both)}}
 

@@ -1,65 +1,104 @@
-"""Whether a fixed scheme would do better than what was planned."""
+"""Whether a fixed scheme would do better than what was planned, by the clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
+from dyncp.cost.model import CostModel, Work
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import HAS_KV, Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.plan import PASSES, side_token_bytes
 from dyncp.ir.schedule import Side
 from dyncp.ir.shape import AttentionShape
-from dyncp.planner.partition.estimate import Estimate, compute_seconds, estimate
-from dyncp.planner.partition.nets import Nets, even_weights, loads
-from dyncp.strategies.api import Layout, Options
+from dyncp.planner.partition.nets import loads
+from dyncp.planner.scheduling.clock import schedule_seconds
+from dyncp.strategies.allgather import allgather
+from dyncp.strategies.api import Layout, Options, Strategy
 from dyncp.strategies.data_parallel import data_parallel
+from dyncp.strategies.double_ring import double_ring
 from dyncp.strategies.ring import zigzag
+from dyncp.strategies.sequence_level import sequence_level
+from dyncp.strategies.ulysses import ulysses
 
-MARGIN = 0.98  # of the estimated time: what a rival must be below, as estimates are rough
+MARGIN = 0.999  # of the time: what a rival must be below
+LARGE = 8192  # tokens
 
 
 def faster_rival(
-    layout: Layout, batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options
+    layout: Layout, batch: Batch, shape: AttentionShape, cluster: Cluster, options: Options, cost: CostModel
 ) -> Layout | None:
-    """The layout of whole sequences or of a zigzag ring, if it keeps the tolerance on tokens and is estimated to take
-    less time; None if not. Rivals that would lose even with perfect balance are not built."""
-    blocks = even_weights(layout.blocks)
-    nets = Nets.of_batch(blocks, shape, options.keep, options.wire)
-    places = layout.placement.block_rank, layout.placement.comp_rank.ravel()
-    own = estimate(nets, *places, shape, cluster).total_s(options.divisions) * MARGIN
-    even_s = compute_seconds(float(blocks.work.sum()) * shape.groups / cluster.ranks, shape, cluster)
-    ring_s = ring_seconds(blocks, shape, cluster, options)
-    rivals: tuple[tuple[Callable[..., Layout], float], ...] = ((data_parallel, 0.0), (zigzag, ring_s))
-    for strategy, transfer_s in rivals:
-        if Estimate(even_s, transfer_s).total_s(options.divisions) >= own:
-            continue
-        rival = strategy(batch, shape, cluster, options)
+    """The fixed scheme that ends first, if it ends before the layout and keeps the tolerance on tokens; None if there
+    is none. Rivals that would lose even if all went well are not built."""
+
+    def seconds_of(layout: Layout) -> float:
+        parts = layout.blocks, layout.placement, layout.schedule
+        return schedule_seconds(*parts, shape, cluster, cost, (options.keep, options.wire))
+
+    best, least = None, seconds_of(layout) * MARGIN
+    for strategy, floor_s in sorted(floors(layout, shape, cluster, options, cost).items(), key=lambda item: item[1]):
+        if floor_s >= least:
+            break
+        rival = FAST[strategy](batch, shape, cluster, options)
         tokens = loads(rival.blocks.tokens.tokens, rival.placement.block_rank, cluster.ranks)
         if tokens.max() > (1 + options.token_epsilon) * tokens.mean():
             continue
-        compute_s = 0.0
-        for mask in range(len(rival.blocks.mask_names)):
-            part = rival.blocks.of_mask(mask)
-            work = np.tile(rival.blocks.pairs[part] * blocks.mask_weights[mask], shape.groups)
-            most = loads(work, rival.placement.comp_rank[:, part].ravel(), cluster.ranks).max()
-            compute_s += compute_seconds(float(most), shape, cluster)
-        if Estimate(compute_s, transfer_s).total_s(options.divisions) < own:
-            return replace(
-                rival, notes=(f"the layout is that of {strategy.__name__}, which is estimated to be faster",)
-            )
-    return None
+        seconds = seconds_of(rival)
+        if seconds < least:
+            note = f"the layout is that of {strategy}, which is estimated to be faster"
+            best, least = replace(rival, notes=(note,)), seconds
+    return best
 
 
-def ring_seconds(blocks: Blocks, shape: AttentionShape, cluster: Cluster, options: Options) -> float:
-    """How long a ring's transfers take, forward and backward, of all layers: all of KV goes past every rank, and past
-    every node, whatever the mask."""
+FAST: dict[str, Strategy] = {
+    "data_parallel": data_parallel,
+    "ulysses": ulysses,
+    "sequence_level": sequence_level,
+    "allgather": allgather,
+    "double_ring": double_ring,
+    "zigzag": zigzag,
+}
+
+
+def floors(
+    layout: Layout, shape: AttentionShape, cluster: Cluster, options: Options, cost: CostModel
+) -> dict[str, float]:
+    """What each rival takes at least, in seconds forward and backward of all layers: even computation, of a sequence
+    that is not cut all of it; and all of KV past every node."""
+    blocks = layout.blocks
+    even_s, longest_s = compute_floors(blocks, shape, cluster, cost)
+    node_s, ring_s = kv_seconds(blocks, shape, cluster, options)
+    return {
+        "data_parallel": max(even_s, longest_s),
+        "ulysses": max(even_s, longest_s / shape.groups),
+        "sequence_level": even_s,
+        "allgather": even_s + node_s,
+        "double_ring": max(even_s, node_s),
+        "zigzag": max(even_s, ring_s),
+    }
+
+
+def compute_floors(blocks: Blocks, shape: AttentionShape, cluster: Cluster, cost: CostModel) -> tuple[float, float]:
+    """Seconds of computation of a rank if all have the same, and of the longest sequence: of its pairs, at the rate of
+    large blocks without a mask."""
+    block = Work(*np.array([[0], [0], [LARGE], [LARGE], [LARGE**2]]))
+    pair_s = sum(float(cost.attention_s(pass_, shape, block, 1)[0]) for pass_ in PASSES) / LARGE**2
+    of_sequence = np.bincount(blocks.tokens.sequence[blocks.q_block], pair_s * blocks.work, 1) * shape.groups
+    return float(of_sequence.sum()) / cluster.ranks, float(of_sequence.max())
+
+
+def kv_seconds(blocks: Blocks, shape: AttentionShape, cluster: Cluster, options: Options) -> tuple[float, float]:
+    """How long all of KV, and the way back of its gradient, takes past every node, in both passes and of all layers:
+    over all of a node's links, and in a ring of all ranks, by one message at a time (past every rank on one node)."""
     keys = int(blocks.tokens.tokens[(blocks.tokens.role & HAS_KV) > 0].sum())
     sides = np.sum([side_token_bytes(shape, pass_, options.keep, options.wire) for pass_ in PASSES], axis=0)
     size = float(keys * shape.groups * (sides[Side.KV_IN] + sides[Side.KV_OUT]) * sum(blocks.mask_weights))
-    share = size * (cluster.ranks - 1) / cluster.ranks
-    between = share / cluster.inter_bytes_per_s if cluster.nodes > 1 else 0.0
-    return max(share / cluster.intra_bytes_per_s, between)
+    past_rank = size * (cluster.ranks - 1) / cluster.ranks
+    inside_s = past_rank / cluster.intra_bytes_per_s
+    if cluster.nodes == 1:
+        return 0.0, inside_s
+    node_rate = min(cluster.inter_bytes_per_s, cluster.ranks_per_node * cluster.rank_bytes_per_s)
+    node_s = size * (cluster.nodes - 1) / cluster.nodes / node_rate
+    return node_s, max(past_rank / cluster.message_bytes_per_s, inside_s)

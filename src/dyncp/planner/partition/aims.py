@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 class Aims(Protocol):
     """The options that placement reads, see `strategies.api.Options`."""
 
     @property
-    def epsilon(self) -> float: ...
+    def epsilon(self) -> float | Literal["auto"]: ...
     @property
     def token_epsilon(self) -> float: ...
+    @property
+    def balance(self) -> str: ...
     @property
     def objective(self) -> str: ...
     @property

@@ -1,4 +1,4 @@
-"""The balance constraints: repairing them, and saying which are not met and why."""
+"""The balance constraints: of what, repairing them, and saying which are not met and why."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dyncp.cost.model import block_seconds
+from dyncp.cost.roofline import Roofline
 from dyncp.ir.arrays import Ints
+from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
+from dyncp.ir.shape import AttentionShape
+from dyncp.planner.partition.aims import Aims
+from dyncp.planner.partition.estimate import compute_seconds
 from dyncp.planner.partition.nets import Nets, loads
 from dyncp.planner.partition.refine import Limits
+
+TOLERANCES = 0.02, 0.1  # on computation, where it is chosen
+MESSAGE_BYTES = 1 << 20  # of a typical message between nodes
 
 
 def repair(nets: Nets, block_part: Ints, comp_part: Ints, parts: int, limit: float) -> Ints:
@@ -67,13 +76,42 @@ class Items(NamedTuple):
     rank: Ints  # [n]
 
 
-def unmet(blocks: Blocks, placement: Placement, cluster: Cluster, limits: Limits) -> tuple[str, ...]:
-    """The constraints that a placement does not meet, with numbers and causes: the fullest rank of each. Computation is
-    compared mask by mask; the mean is that of all ranks."""
+def chosen_epsilon(batch: Batch, shape: AttentionShape, cluster: Cluster, aims: Aims) -> float:
+    """The tolerance on computation, as a fraction: what is asked for or, for `auto`, what a message between nodes takes
+    of the time that a rank computes in a layer, within bounds: so much computation in vain may save a message."""
+    if aims.epsilon != "auto":
+        return aims.epsilon
+    if cluster.nodes == 1:
+        return TOLERANCES[0]
+    weights = batch.weights or {}
+    pairs = sum(weights[name] * mask.pairs() for one in batch.sequences for name, mask in one.masks.items())
+    mean_s = compute_seconds(shape.groups * pairs / sum(weights.values()) / cluster.ranks, shape, cluster)
+    message_s = cluster.inter_latency_s + MESSAGE_BYTES / cluster.message_bytes_per_s
+    return float(np.clip(message_s / max(mean_s, 1e-30), *TOLERANCES))
+
+
+def asked_epsilon(aims: Aims) -> float:
+    """The tolerance that is asked for; the least for one that has not been chosen."""
+    return TOLERANCES[0] if aims.epsilon == "auto" else aims.epsilon
+
+
+def balanced_work(blocks: Blocks, shape: AttentionShape, cluster: Cluster, aims: Aims) -> Ints:
+    """float64[N]: what is to be balanced of each computation block of one head group, times the layers that use its
+    mask: pairs or, by the cost model, the seconds of both passes as a number of pairs of large blocks."""
+    if aims.balance == "pairs":
+        return blocks.work
+    work_s = block_seconds(blocks, shape, Roofline.of(cluster)) * np.asarray(blocks.mask_weights)[blocks.mask]
+    work: Ints = work_s / compute_seconds(1.0, shape, cluster)
+    return work
+
+
+def unmet(blocks: Blocks, placement: Placement, cluster: Cluster, limits: Limits, work: Ints) -> tuple[str, ...]:
+    """The constraints that a placement does not meet, with numbers and causes: the fullest rank of each. Computation,
+    which `work`, float64[N], says as `balanced_work` does, is compared mask by mask; the mean is that of all ranks."""
     notes = []
     for mask, name in enumerate(blocks.mask_names):
         part, groups = blocks.of_mask(mask), blocks.groups
-        pairs = np.tile(blocks.pairs[part], groups)  # of one mask, so without its weight
+        pairs = np.tile(work[part], groups) / blocks.mask_weights[mask]  # of one mask, so without its weight
         sequence = np.tile(blocks.tokens.sequence[blocks.q_block[part]], groups)
         comps = Items("pairs", "computation block", pairs, sequence, placement.comp_rank[:, part].ravel())
         of_mask = f" under mask {name!r}" if len(blocks.mask_names) > 1 else ""

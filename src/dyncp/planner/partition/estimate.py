@@ -1,4 +1,7 @@
-"""A rough time of a placement, to choose between placements."""
+"""Rough times, and the bytes that a placement moves.
+
+An input enters a node once and is passed on there; partial results are merged on a node before they leave it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 from dyncp.ir.arrays import Ints
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.shape import AttentionShape
-from dyncp.planner.partition.nets import Nets, loads
+from dyncp.planner.partition.nets import Nets
 
 PASSES = 3.5  # forward and backward, in forwards: the backward has five matrix products where the forward has two
 
@@ -24,26 +27,6 @@ class Estimate(NamedTuple):
         """With all but one of the divisions of the shorter one behind the longer one."""
         shorter, longer = sorted(self)
         return longer + shorter / divisions
-
-
-def estimate(nets: Nets, block_rank: Ints, comp_rank: Ints, shape: AttentionShape, cluster: Cluster) -> Estimate:
-    """The time of a placement, summed over the masks.
-
-        compute  = max over ranks (FLOPs) / flops_per_s
-        transfer = max of  max over ranks (bytes received) / intra_bytes_per_s
-                      and  mean over nodes (bytes received from other nodes) / inter_bytes_per_s
-
-    An input enters a node once and is passed on there; partial results are merged on a node before they leave it.
-    Between nodes it is the mean, because which node receives most varies much from one placement to the next, and hides
-    how much moves.
-    """
-    compute_s = transfer_s = 0.0
-    for mask in np.unique(nets.mask):
-        part, comps = nets.of_mask(mask)
-        compute_s += compute_seconds(loads(part.work, comp_rank[comps], cluster.ranks).max(), shape, cluster)
-        received, entered = received_bytes(part, block_rank, comp_rank[comps], cluster)
-        transfer_s += max(received.max() / cluster.intra_bytes_per_s, entered.mean() / cluster.inter_bytes_per_s)
-    return Estimate(compute_s, transfer_s)
 
 
 def compute_seconds(pairs: float, shape: AttentionShape, cluster: Cluster) -> float:

@@ -23,7 +23,7 @@ from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.partition.aims import Aims
-from dyncp.planner.partition.balance import repair
+from dyncp.planner.partition.balance import asked_epsilon, balanced_work, repair
 from dyncp.planner.partition.estimate import received_bytes
 from dyncp.planner.partition.nets import Nets, loads
 from dyncp.planner.partition.ownership import give_tokens
@@ -71,9 +71,10 @@ def place(
     Raises:
         ValueError: Mt-KaHyPar is not installed.
     """
-    nets = Nets.of_batch(blocks, shape, options.keep, options.wire, options.pass_weights)
+    work = balanced_work(blocks, shape, cluster, options)
+    nets = Nets.of_batch(blocks, shape, options.keep, options.wire, options.pass_weights, work)
     ranks = cluster.ranks
-    most, most_tokens = (1 + min(epsilon, ranks) for epsilon in (options.epsilon, options.token_epsilon))
+    most, most_tokens = (1 + min(epsilon, ranks) for epsilon in (asked_epsilon(options), options.token_epsilon))
     goal = Goal(
         ranks,
         most * np.bincount(nets.mask, nets.work, len(blocks.mask_names)) / ranks,

@@ -29,7 +29,7 @@ class Nets:
     tokens: Ints  # int64[B], tokens of each token block
     q_edge: Ints  # int64[C], edge of a computation block's query side
     kv_edge: Ints  # int64[C]
-    work: Ints  # float64[C], see Blocks.work
+    work: Ints  # float64[C], what is to be balanced of each computation block
     mask: Ints  # int64[C]
     edge_token: Ints  # int64[E], token block; -1 where its owner is no part of this hypergraph
     edge_mask: Ints  # int64[E]
@@ -46,11 +46,17 @@ class Nets:
 
     @classmethod
     def of_batch(
-        cls, blocks: Blocks, shape: AttentionShape, keep: str, wire: str, weights: tuple[float, float] = (1.0, 1.0)
+        cls,
+        blocks: Blocks,
+        shape: AttentionShape,
+        keep: str,
+        wire: str,
+        weights: tuple[float, float] = (1.0, 1.0),
+        work: Ints | None = None,
     ) -> Nets:
         """The hypergraph of a whole batch. Computation block `g * N + n` is block n of head group g; the edges of query
         sides come before those of KV sides. An edge has the bytes of the forward and of the backward pass, times their
-        `weights` and the layers that use the mask."""
+        `weights` and the layers that use the mask. The work of blocks, float64[N], is `Blocks.work` when left out."""
         groups, masks, count = blocks.groups, len(blocks.mask_names), len(blocks.tokens)
         mask = np.tile(blocks.mask.astype("int64"), groups)
         sheet = mask * groups + np.repeat(np.arange(groups), len(blocks))
@@ -68,7 +74,7 @@ class Nets:
         per_token = np.dot(weights, [side_token_bytes(shape, pass_, keep, wire) for pass_ in (FORWARD, BACKWARD)])
         scale = blocks.tokens.tokens[token] * np.asarray(blocks.mask_weights)[edge_mask]
         in_bytes, out_bytes = (per_token[list(sides)][side] * scale for sides in (INWARD, OUTWARD))
-        work = np.tile(blocks.work, groups)
+        work = np.tile(blocks.work if work is None else work, groups)
         return cls(blocks.tokens.tokens, q_edge, kv_edge, work, mask, token, edge_mask, in_bytes, out_bytes)
 
     def restrict(self, tokens: Ints, comps: Ints) -> Nets:

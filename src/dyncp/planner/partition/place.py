@@ -16,6 +16,7 @@ from dyncp.ir.placement import Placement
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.blockgen import blocks_of_bounds
 from dyncp.planner.partition.aims import Aims
+from dyncp.planner.partition.balance import asked_epsilon, balanced_work
 from dyncp.planner.partition.coarsen import coarsen, gather, parents, project
 from dyncp.planner.partition.estimate import received_bytes
 from dyncp.planner.partition.even import even_tokens
@@ -68,9 +69,9 @@ class Search:
     def crossed(self) -> float:
         """What a byte between nodes costs on top of one that moves at all: by the time it takes, with the network of a
         node shared by its ranks."""
-        if self.aims.objective != "time" or self.cluster.nodes == 1 or isinf(self.cluster.inter_bytes_per_s):
+        if self.aims.objective != "time" or self.cluster.nodes == 1 or isinf(self.cluster.between_bytes_per_s):
             return 0.0
-        slower = self.cluster.ranks_per_node * self.cluster.intra_bytes_per_s / self.cluster.inter_bytes_per_s
+        slower = self.cluster.ranks_per_node * self.cluster.intra_bytes_per_s / self.cluster.between_bytes_per_s
         return float(np.clip(slower, 0.0, 1e6))
 
     @property
@@ -80,14 +81,15 @@ class Search:
 
     def nets(self, blocks: Blocks) -> Nets:
         """The hypergraph of blocks, weighted as asked for."""
-        return Nets.of_batch(blocks, self.shape, self.aims.keep, self.aims.wire, self.aims.pass_weights)
+        work = balanced_work(blocks, self.shape, self.cluster, self.aims)
+        return Nets.of_batch(blocks, self.shape, self.aims.keep, self.aims.wire, self.aims.pass_weights, work)
 
     def problem(
         self, nets: Nets, most_crossed: float = inf, rank_price: Ints | None = None, slack: float = SLACK
     ) -> Problem:
         """The search over all ranks, within a part of the tolerance for computation; a byte between nodes costs
         `most_crossed` on top at most."""
-        limits = Limits(self.aims.epsilon * slack, self.aims.token_epsilon)
+        limits = Limits(asked_epsilon(self.aims) * slack, self.aims.token_epsilon)
         costs = Costs(1.0, min(self.crossed, most_crossed), rank_price)
         return make_problem(nets, self.cluster.ranks, self.cluster.ranks_per_node, costs, limits)
 
@@ -199,7 +201,7 @@ def over_nodes(blocks: Blocks, search: Search) -> Found | None:
     if not search.crossed or cluster.ranks_per_node == 1:
         return None
     nets = search.nets(blocks)
-    limits = Limits(search.aims.epsilon * NODE_SHARE, NODE_TOKENS)
+    limits = Limits(asked_epsilon(search.aims) * NODE_SHARE, NODE_TOKENS)
     problem = make_problem(nets, cluster.nodes, 1, Costs(), limits)
     begin = started(blocks, nets, problem, None, search)
     steps = search.steps(nets, 25, 60_000, 2e6)

@@ -11,7 +11,7 @@ Differences to the listing:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -32,11 +32,19 @@ class Divisions(Protocol):
     """The options that the schedule reads, see `strategies.api.Options`."""
 
     @property
-    def divisions(self) -> int: ...
+    def divisions(self) -> int | Literal["auto"]: ...
     @property
     def keep(self) -> str: ...
     @property
     def wire(self) -> str: ...
+
+
+PAPERS = 4  # divisions
+
+
+def divisions_of(options: Divisions) -> int:
+    """How many divisions the greedy schedule makes."""
+    return PAPERS if options.divisions == "auto" else options.divisions
 
 
 def greedy_schedule(
@@ -59,8 +67,9 @@ def greedy_schedule(
     for mask in range(len(blocks.mask_names)):
         part = blocks.of_mask(mask)
         needs = needs_of(blocks, placement, part, piece_bytes, cluster)
-        step, arrival, way_in = divide(needs, cluster, options.divisions)
-        outputs = output_moves(needs, piece_bytes, int(step.max(initial=0)) + 2, cluster)
+        step, arrival, way_in = divide(needs, cluster, divisions_of(options))
+        first = np.full(len(needs.piece), int(step.max(initial=0)) + 2)
+        outputs = output_moves(needs, piece_bytes, first, cluster)
         rows = np.concatenate([input_moves(needs, arrival, way_in), outputs], axis=1)
         moves.append(transfers_of(rows, mask, blocks))
         of_mask = np.empty_like(step)

@@ -22,18 +22,22 @@ def input_moves(needs: Needs, arrival: Ints, way_in: Ints) -> Ints:
     return np.stack([needs.piece, np.where(gate == NONE, needs.owner, gate), needs.rank, arrival])[:, needs.pair >= 0]
 
 
-def output_moves(needs: Needs, piece_bytes: Ints, first: int, cluster: Cluster) -> Ints:
-    """Rows of all partial results that were computed away from their owner, from step `first` on.
+def output_moves(needs: Needs, piece_bytes: Ints, first: Ints, cluster: Cluster) -> Ints:
+    """Rows of all partial results that were computed away from their owner; `first` is int64[M], the step at which that
+    of each need can move first.
 
     Those of the ranks of one node, not the owner's, go to one of these ranks, which merges them and sends the sum on to
-    the owner at the next step. The rest, and what only one rank of a node has, goes straight to the owner.
+    the owner at the step after the last of them. The rest, and what only one rank of a node has, goes straight to the
+    owner.
     """
     piece = needs.piece + len(piece_bytes) // 2  # Q_IN -> Q_OUT, KV_IN -> KV_OUT
     way_out = np.full(len(needs.entry_ptr) - 1, NONE, "int32")
     choose_ways(needs, piece_bytes[piece], way_out, np.zeros(cluster.ranks))
     gate = gates(needs, way_out)
-    step = np.full(len(piece), first)
-    step[way_out[np.diff(needs.entry_ptr) > 1]] += 1
+    step = first.copy()
+    chosen = np.repeat(way_out, np.diff(needs.entry_ptr))
+    merged = chosen != needs.by_entry
+    np.maximum.at(step, chosen[merged], first[needs.by_entry[merged]] + 1)
     return np.stack([piece, needs.rank, np.where(gate == NONE, needs.owner, gate), step])[:, needs.pair >= 0]
 
 
