@@ -23,6 +23,9 @@ COMMANDS = {
     "plan": ("dyncp.commands.plan", "plan one batch and say what the plan moves, or write it to a file"),
     "show": ("dyncp.commands.show", "check a plan file and say what the plan moves"),
     "verify": ("dyncp.commands.verify", "execute a plan on simulated ranks and compare it with dense attention"),
+    "simulate": ("dyncp.commands.simulate", "simulate a batch on a cluster, under one strategy or several"),
+    "tune": ("dyncp.commands.tune", "say what to expect of each strategy on a data set, and which settings to use"),
+    "reproduce": ("dyncp.commands.reproduce", "make the published figures again on a modelled cluster"),
     "bench": ("dyncp.commands.bench", "measure planning over a corpus of batches"),
 }
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130  # the last as shells have it
@@ -135,6 +138,6 @@ def _fail(message: str) -> int:
 
 def _usage() -> str:
     lines = ["usage: dyncp COMMAND [OPTIONS]", "", "commands:"]
-    lines += [f"  {name:<8}{what}" for name, (_, what) in COMMANDS.items()]
+    lines += [f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items()]
     lines += ["", "dyncp COMMAND --help lists a command's options; dyncp --version prints the version."]
     return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What to expect of each strategy, and which settings to use, before anything is trained."""
