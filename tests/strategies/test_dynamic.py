@@ -158,7 +158,7 @@ def test_the_tolerance_that_is_chosen():
         chosen_epsilon(causal_batch(length), shape, Cluster.preset("p4de", nodes), options)
         for nodes, length in ((1, 4096), (4, 4096), (4, 65536), (4, 131072))
     ]
-    assert chosen[0] == 0.02 and chosen[1] == 0.1 and 0.02 < chosen[2] < 0.1 and chosen[3] == 0.02
+    assert chosen[0] == 0.02 and chosen[1] == 0.25 and 0.02 < chosen[2] < 0.1 and chosen[3] == 0.02
     assert chosen_epsilon(causal_batch(4096), shape, Cluster(4, 8), Options(epsilon=0.3)) == 0.3
 
 

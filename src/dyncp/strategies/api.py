@@ -35,7 +35,7 @@ class Options:
             `timeline` choose, and is 4 for `greedy`. Read by
             `dynamic`, as all that follow but head_degree, inner_ring, keep and wire, and by `balanced_qo_home`.
         epsilon: How far above the mean the computation of a rank may lie, as a fraction (paper, 4.2); `auto` is 0.02,
-            and up to 0.1 where there is so little to compute that transfers between nodes take longer.
+            and up to 0.25 where there is so little to compute that transfers between nodes take longer.
         token_epsilon: How far above the mean the tokens of a rank may lie, as a fraction.
         balance: What computation is balanced by: `time`, as the cost model has it, or `pairs` of queries and keys, as
             published.

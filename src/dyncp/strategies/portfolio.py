@@ -25,6 +25,8 @@ from dyncp.strategies.ulysses import ulysses
 
 MARGIN = 0.999  # of the time: what a rival must be below
 LARGE = 8192  # tokens
+MOST_TRANSFERS = 15_000  # of the layout: it is then large enough for the search to be better, and takes long to time
+MOST_MOVES = 400_000  # of a rival: more take longer to lay out and to time than planning may
 
 
 def faster_rival(
@@ -37,10 +39,15 @@ def faster_rival(
         parts = layout.blocks, layout.placement, layout.schedule
         return schedule_seconds(*parts, shape, cluster, cost, (options.keep, options.wire))
 
+    if len(layout.schedule.transfers) > MOST_TRANSFERS:
+        return None
     best, least = None, seconds_of(layout) * MARGIN
+    moves = most_moves(batch, shape, cluster)
     for strategy, floor_s in sorted(floors(layout, shape, cluster, options, cost).items(), key=lambda item: item[1]):
         if floor_s >= least:
             break
+        if moves.get(strategy, 0) > MOST_MOVES:
+            continue
         rival = FAST[strategy](batch, shape, cluster, options)
         tokens = loads(rival.blocks.tokens.tokens, rival.placement.block_rank, cluster.ranks)
         if tokens.max() > (1 + options.token_epsilon) * tokens.mean():
@@ -60,6 +67,15 @@ FAST: dict[str, Strategy] = {
     "double_ring": double_ring,
     "zigzag": zigzag,
 }
+
+
+def most_moves(batch: Batch, shape: AttentionShape, cluster: Cluster) -> dict[str, float]:
+    """About how many transfers the rivals with rings have: two blocks of each rank go around all ranks of a ring."""
+    lengths, ranks = np.array([sequence.length for sequence in batch.sequences]), cluster.ranks
+    needed = np.minimum(2 * np.ceil(lengths * ranks / lengths.sum()), ranks)
+    of_all = 4.0 * len(lengths) * ranks**2 * shape.groups
+    of_each = 4.0 * float((needed**2).sum()) * shape.groups
+    return {"zigzag": of_all, "allgather": of_all, "double_ring": of_all, "sequence_level": of_each}
 
 
 def floors(

@@ -1,8 +1,8 @@
 """The walk over the steps: writes the program of one pass of one rank under one mask.
 
 At each step: wait for the step's transfers, put away and merge what came, pack and launch the next step's transfers,
-compute. So transfers overlap the computation between their launch and their wait. Forward and backward differ in the
-`PassTable` alone.
+compute. So transfers overlap the computation between their launch and their wait. Where a rank has nothing to wait for
+or to launch, the computation of several steps is one. Forward and backward differ in the `PassTable` alone.
 
 This is compiled code. It checks no bounds: what it is given has been checked before (`tables.py`), and drafts have
 room enough (`draft.py`). It allocates nothing, so that arrays are passed without reference counts, which would take
@@ -90,7 +90,10 @@ def write_program(fields: tuple[Any, ...], kept_piece: Ints, kept_offset: Ints) 
             moved += 1
         flying, landed = launch(walk, step + 1, own[first:moved])
         first = computed
-        while computed < len(work) and work[computed, STEP] == step:
+        until = step  # the last step of which this rank can compute now: where it has nothing to wait for or to launch
+        if flying[0] == flying[1]:
+            until = walk.messages[own[moved]].step - 2 if moved < len(own) else work[len(work) - 1, STEP]
+        while computed < len(work) and work[computed, STEP] <= max(step, until):
             computed += 1
         if computed > first:
             attend(walk, step, work[first:computed])

@@ -20,7 +20,7 @@ from dyncp.planner.partition.estimate import compute_seconds
 from dyncp.planner.partition.nets import Nets, loads
 from dyncp.planner.partition.refine import Limits
 
-TOLERANCES = 0.02, 0.1  # on computation, where it is chosen
+TOLERANCES = 0.02, 0.25  # on computation, where it is chosen
 MESSAGE_BYTES = 1 << 20  # of a typical message between nodes
 
 

@@ -57,7 +57,7 @@ class Clock:
         # what is sent is packed, what comes is put away or merged: a copy each
         moved = totals(both, np.tile(messages.size_bytes, 2), groups)
         move_s = cost.move_s(2 * moved) + 2 * cost.instruction_s if count else np.zeros(0)
-        launch = self._comp_rank * steps + comp_step
+        launch = self._comp_rank * steps + joined(group_rank, group_step, ranks, steps)[self._comp_rank, comp_step]
         work_s = cost.attention_s(pass_, self.shape, Work(launch, *self._items), ranks * steps)
         busy = np.flatnonzero(work_s > 0)
         # in each step: wait for its messages, launch those of the next, compute
@@ -92,6 +92,17 @@ class Clock:
         _, group = np.unique(np.concatenate([src, dst]) * steps + np.tile(step, 2), return_inverse=True)
         size_bytes = totals(of, sizes[used], len(key))
         return step, Messages(src, dst, size_bytes, group[: len(key)], group[len(key) :])
+
+
+def joined(rank: Ints, step: Ints, ranks: int, steps: int) -> Ints:
+    """int64[R, steps]: the step in which each rank computes what is due at a step, where `rank` and `step` say when it
+    has messages: lowering joins steps between which a rank has nothing to wait for or to launch."""
+    parted = np.zeros((ranks, steps + 1), bool)
+    parted[rank, step] = True
+    parted[:, :-1] |= parted[:, 1:]
+    parted[rank, step] = True
+    found: Ints = np.maximum.accumulate(np.where(parted[:, :steps], np.arange(steps), 0), axis=1)
+    return found
 
 
 def schedule_seconds(

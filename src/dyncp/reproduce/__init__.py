@@ -1,0 +1,1 @@
+"""The published figures, made again on synthetic batches and a modelled cluster."""
