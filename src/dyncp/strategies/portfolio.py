@@ -19,9 +19,11 @@ from dyncp.strategies.allgather import allgather
 from dyncp.strategies.api import Layout, Options, Strategy
 from dyncp.strategies.data_parallel import data_parallel
 from dyncp.strategies.double_ring import double_ring
+from dyncp.strategies.head_ring import head_ring
 from dyncp.strategies.ring import zigzag
 from dyncp.strategies.sequence_level import sequence_level
 from dyncp.strategies.ulysses import ulysses
+from dyncp.strategies.usp import usp
 
 MARGIN = 0.999  # of the time: what a rival must be below
 LARGE = 8192  # tokens
@@ -65,6 +67,8 @@ FAST: dict[str, Strategy] = {
     "sequence_level": sequence_level,
     "allgather": allgather,
     "double_ring": double_ring,
+    "head_ring": head_ring,
+    "usp": usp,
     "zigzag": zigzag,
 }
 
@@ -75,7 +79,8 @@ def most_moves(batch: Batch, shape: AttentionShape, cluster: Cluster) -> dict[st
     needed = np.minimum(2 * np.ceil(lengths * ranks / lengths.sum()), ranks)
     of_all = 4.0 * len(lengths) * ranks**2 * shape.groups
     of_each = 4.0 * float((needed**2).sum()) * shape.groups
-    return {"zigzag": of_all, "allgather": of_all, "double_ring": of_all, "sequence_level": of_each}
+    rings = ("zigzag", "allgather", "double_ring", "head_ring", "usp")
+    return {**dict.fromkeys(rings, of_all), "sequence_level": of_each}
 
 
 def floors(
@@ -92,6 +97,8 @@ def floors(
         "sequence_level": even_s,
         "allgather": even_s + node_s,
         "double_ring": max(even_s, node_s),
+        "head_ring": max(even_s, node_s),
+        "usp": max(even_s, node_s),
         "zigzag": max(even_s, ring_s),
     }
 
