@@ -9,7 +9,7 @@ how they grow, is tried out: the clock (`clock.py`) times each schedule, and the
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,22 +22,12 @@ from dyncp.ir.plan import PASSES, side_token_bytes
 from dyncp.ir.schedule import Schedule, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.scheduling.clock import Clock
+from dyncp.planner.scheduling.greedy import Divisions
 from dyncp.planner.scheduling.moves import input_moves, output_moves, transfers_of
 from dyncp.planner.scheduling.needs import Needs, needs_of
 from dyncp.planner.scheduling.order import enter, fetch_order, fill_steps, last_steps
 
 NEAR = 0.25  # of a wave between nodes: how long one inside nodes is
-
-
-class Timing(Protocol):
-    """The options that the schedule reads, see `strategies.api.Options`."""
-
-    @property
-    def divisions(self) -> int | Literal["auto"]: ...
-    @property
-    def keep(self) -> str: ...
-    @property
-    def wire(self) -> str: ...
 
 
 class Recipe(NamedTuple):
@@ -80,7 +70,7 @@ class Facts(NamedTuple):
 
 
 def timeline_schedule(
-    blocks: Blocks, placement: Placement, shape: AttentionShape, cluster: Cluster, cost: CostModel, options: Timing
+    blocks: Blocks, placement: Placement, shape: AttentionShape, cluster: Cluster, cost: CostModel, options: Divisions
 ) -> Schedule:
     """Steps of all computation blocks, and all transfers.
 
