@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?= --out build/bench-planner.json
+NETWORK_ARGS ?= --out build/bench-network.json
 CORPUS ?= 2000
 # the first of these that runs, is new enough and can make a virtual environment; python3.11 first, because
 # constraints.txt pins a release of torch that has builds for it
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python; do \
 	if $$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$name; break; fi; done)
 
-.PHONY: demo test check lint bench bench-planner bench-verify clean
+.PHONY: demo test check lint bench bench-planner bench-verify bench-network clean
 
 demo: $(VENV)/installed
 	$(BIN)/dyncp demo $(DEMO_ARGS)
@@ -37,6 +38,10 @@ bench-planner: $(VENV)/installed
 
 bench-verify: $(VENV)/installed
 	$(BIN)/python benchmarks/verify_corpus.py --corpus $(CORPUS)
+
+# needs root: hosts are network namespaces (see docs/network-benchmark.md)
+bench-network: $(VENV)/installed
+	PYTHONPATH=src $(BIN)/python -m benchmarks.network.run $(NETWORK_ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

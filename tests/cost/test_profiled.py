@@ -50,9 +50,41 @@ def test_is_exact_at_the_points_of_the_grid():
 
 def test_forms_have_tables_of_their_own():
     causal = Work(*(np.array([value]) for value in (0, 0, 128, 128, 128 * 129 // 2)))
-    masked = Work(*(np.array([value]) for value in (0, 0, 128, 128, 5)))
+    masked = Work(*(np.array([value]) for value in (0, 0, 128, 128, 128 * 128 // 2)))
     assert table().attention_s(FORWARD, SHAPE, causal, 1)[0] == pytest.approx(2 * GRID[0, 0])
     assert table().attention_s(FORWARD, SHAPE, masked, 1)[0] == pytest.approx(3 * GRID[0, 0])
+
+
+def masked_s(part, tokens, cost=None):
+    pairs = np.asarray([round(each * tokens * tokens) for each in part])
+    same = np.full(len(part), tokens)
+    number = np.arange(len(part))
+    return (cost or table()).attention_s(FORWARD, SHAPE, Work(number, number, same, same, pairs), len(part))
+
+
+def test_masked_blocks_take_time_by_their_pairs():
+    seconds = masked_s([1e-4, 0.1, 0.25, 0.5, 0.75], 256)
+    least, half = 3 * GRID[0, 0], seconds[3]
+    # the mean of a corner, which costs twice its pairs, and of a band, which costs as much as half of all pairs
+    assert seconds[:3] == pytest.approx([least + (half - least) * share for share in (0.5001, 0.6, 0.75)], rel=1e-3)
+    assert seconds[4] == half  # in this table full blocks take less than masked ones
+
+
+def test_masked_blocks_come_near_to_full_ones():
+    grids = {name: {"full": (GRID * 2).tolist(), "causal": GRID.tolist(), "masked": GRID.tolist()}
+             for name in ("forward", "backward")}  # fmt: skip
+    seconds = masked_s([0.5, 0.75, 1 - 1e-4], 1024, table(seconds=grids))
+    whole = table(seconds=grids).attention_s(FORWARD, SHAPE, full(1024, 1024), 1)[0]
+    assert seconds == pytest.approx([whole / 2, whole * 0.75, whole], rel=1e-3)
+
+
+@given(st.integers(1, 5000), st.lists(st.floats(0.0, 0.999), min_size=2, max_size=9))
+def test_more_pairs_never_take_less(tokens, parts):
+    parts = [round(part * tokens * tokens) / tokens**2 for part in sorted(parts)]
+    parts = [part for part in parts if part < 1 and 2 * round(part * tokens**2) != tokens * (tokens + 1)]
+    seconds = masked_s(parts, tokens)
+    assert (np.diff(seconds) >= -1e-12 * seconds[1:]).all()
+    assert (seconds >= 3 * GRID[0, 0] * (1 - 1e-12)).all()
 
 
 def test_launches_add_up_their_items():

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from dyncp.runtime.transports.torch_dist import TorchDistTransport
+from dyncp.runtime.transports.torch_dist import TorchDistTransport, matched_order, receives_first
 
 WORKER = Path(__file__).with_name("worker.py")
 RANKS = 3
@@ -47,6 +48,24 @@ def start(scenario: str, folder: Path) -> dict[int, dict]:
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):
     return start("healthy", tmp_path_factory.mktemp("healthy"))
+
+
+def test_over_gloo_receives_come_first_and_from_the_next_rank_on():
+    first, second = torch.zeros(1), torch.ones(1)
+    ordered = receives_first([(0, first), (3, first), (0, second)], [(1, first), (3, first), (0, first)], 2, 4)
+    assert [(peer, is_send) for peer, is_send, _ in ordered] == [
+        (3, False), (0, False), (1, False), (3, True), (0, True), (0, True),
+    ]  # fmt: skip
+    assert [data.item() for _, _, data in ordered[-2:]] == [0.0, 1.0]  # to one peer in the order given
+
+
+def test_over_nccl_both_sides_of_a_pair_have_one_order():
+    data = torch.zeros(1)
+    orders = {rank: matched_order([(1 - rank, data)], [(1 - rank, data)], rank, 2) for rank in (0, 1)}
+    assert [is_send for _, is_send, _ in orders[0]] == [True, False]  # the message from rank 0, then that from rank 1
+    assert [is_send for _, is_send, _ in orders[1]] == [False, True]
+    crowd = matched_order([(3, data), (0, data)], [(1, data)], 2, 4)
+    assert [(peer, is_send) for peer, is_send, _ in crowd] == [(0, True), (1, False), (3, True)]
 
 
 def test_both_passes_equal_dense_attention_and_the_local_transport(healthy):

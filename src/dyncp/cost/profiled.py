@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dyncp.cost.model import FORMS, Work
+from dyncp.cost.model import FORMS, MASKED, Work
 from dyncp.ir.arguments import positive_number, whole_numbers
 from dyncp.ir.arrays import Ints
 from dyncp.ir.plan import PASSES, Pass
@@ -24,8 +24,9 @@ class Profiled:
     """Seconds of one item (a computation block of one head group), measured over a grid of sizes, by pass and form.
 
     Between the sizes of the grid times are interpolated in the logarithm of both sizes and of the time. Beyond the
-    largest they grow with the number of (query, key) positions, and nothing takes less than the smallest. A table holds
-    for the shape that it was measured with.
+    largest they grow with the number of (query, key) positions, and nothing takes less than the smallest. Masked blocks
+    with other than half of their pairs take more or less time, see `masked_seconds`. A table holds for the shape that
+    it was measured with.
 
     Args:
         q_tokens, kv_tokens: the grid, ascending, at least one size each.
@@ -107,8 +108,13 @@ class Profiled:
         form = work.form
         for number, name in enumerate(FORMS):
             mine = np.flatnonzero(form == number)
+            sizes = work.q_tokens[mine], work.kv_tokens[mine]
             grid = np.asarray(table[name])
-            seconds[mine] = interpolate(self.q_tokens, self.kv_tokens, grid, work.q_tokens[mine], work.kv_tokens[mine])
+            seconds[mine] = interpolate(self.q_tokens, self.kv_tokens, grid, *sizes)
+            if number == MASKED:
+                whole = interpolate(self.q_tokens, self.kv_tokens, np.asarray(table["full"]), *sizes)
+                part = work.pairs[mine] / (sizes[0] * sizes[1])
+                seconds[mine] = masked_seconds(seconds[mine], whole, grid[0, 0], part)
         used = np.bincount(work.launch, minlength=launches) > 0
         total: Ints = np.bincount(work.launch, seconds, launches) + used * self.launch_s
         return total
@@ -117,6 +123,26 @@ class Profiled:
         """See `CostModel`."""
         seconds: Ints = size_bytes / self.bytes_per_s
         return seconds
+
+
+def masked_seconds(half: Ints, whole: Ints, least: float, part: Ints) -> Ints:
+    """float64[n]: seconds of blocks of which a mask leaves a part of the pairs.
+
+    Kernels skip rows and keys that a mask hides altogether, and compute what lies between. Of a corner of a block that
+    is twice its pairs; of a thin band or of columns beside a diagonal it is as much as of a block with half of its
+    pairs. Pairs alone do not tell which it is, so blocks take the mean of both. With more than half of the pairs they
+    come near to a whole block.
+
+    Args:
+        half: of such blocks with half of their pairs.
+        whole: of such blocks without a mask.
+        least: what the smallest block takes.
+        part: of the pairs, that a block has.
+    """
+    below = np.minimum(least, half) + np.maximum(half - least, 0.0) * (0.5 + part)
+    above = half + np.maximum(whole - half, 0.0) * (2 * part - 1)
+    seconds: Ints = np.where(part < 0.5, below, above)
+    return seconds
 
 
 def interpolate(rows: tuple[int, ...], columns: tuple[int, ...], grid: Ints, row: Ints, column: Ints) -> Ints:

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch import Tensor
 
 from dyncp.runtime.transports.api import Message, TransportError
 
 PendingOps = list[tuple[dist.Work, str, bool]]  # what is waited for, in words, and whether on a GPU
+Ordered = list[tuple[int, bool, Tensor]]  # peer, whether it is a send, and its data
 
 
 class TorchDistTransport:
     """The ranks of a process group. With NCCL, each `start` is one `batch_isend_irecv`, hence one group of it; with
-    gloo, messages are started one by one, so that one which fails can be named.
+    gloo, messages are started one by one, so that one which fails can be named, and receives before sends.
 
     gloo checks no sizes: a message that is shorter than expected leaves the rest of the memory as it was, a longer one
     ends the process. So whoever sends makes sure first that both sides run the same plan (see `compare_ranks`).
@@ -47,17 +49,16 @@ class TorchDistTransport:
         self.world_size = dist.get_world_size(self.group)
 
     def start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> PendingOps:
-        messages = [(peer, True, data) for peer, data in sends] + [(peer, False, data) for peer, data in recvs]
-        if not messages:
+        if not sends and not recvs:
             return []
-        # Of each pair, the message from the lower rank comes first on both sides.
-        messages.sort(key=lambda message: (message[0], message[1] == (self.rank > message[0])))
+        on_gpu = (sends or recvs)[0][1].is_cuda
+        ordered = matched_order if on_gpu else receives_first
         ops, labels = [], []
-        for peer, is_send, data in messages:
+        for peer, is_send, data in ordered(sends, recvs, self.rank, self.world_size):
             op, verb = (dist.isend, "send to") if is_send else (dist.irecv, "receive from")
             ops.append(dist.P2POp(op, data, dist.get_global_rank(self.group, peer), self.group))
             labels.append(f"{verb} rank {peer} ({len(data)} bytes)")
-        if not messages[0][2].is_cuda:
+        if not on_gpu:
             return [self._start_one(op, label) for op, label in zip(ops, labels, strict=True)]
         label = "; ".join(labels)
         try:
@@ -82,3 +83,24 @@ class TorchDistTransport:
                 raise TransportError(f"rank {self.rank}: {label} failed (time-out {timeout_s:g} s): {error}") from error
             if not done:
                 raise TransportError(f"rank {self.rank}: {label} did not end within {timeout_s:g} s")
+
+
+def matched_order(sends: Sequence[Message], recvs: Sequence[Message], rank: int, world_size: int) -> Ordered:
+    """Messages by peer; of each pair, the message from the lower rank comes first on both sides."""
+    messages = [(peer, True, data) for peer, data in sends] + [(peer, False, data) for peer, data in recvs]
+    return sorted(messages, key=lambda message: (message[0], message[1] == (rank > message[0])))
+
+
+def receives_first(sends: Sequence[Message], recvs: Sequence[Message], rank: int, world_size: int) -> Ordered:
+    """All receives before all sends, each from the next rank on.
+
+    gloo has one connection for both directions, and a sender waits for word that the receiver's memory is ready. That
+    word would queue behind data that the receiver is itself sending, and two messages that cross would go one after
+    the other. Beginning with the next rank, the ranks do not all send to one at once.
+    """
+
+    def after(message: Message) -> int:
+        return (message[0] - rank) % world_size
+
+    into = [(peer, False, data) for peer, data in sorted(recvs, key=after)]
+    return into + [(peer, True, data) for peer, data in sorted(sends, key=after)]
