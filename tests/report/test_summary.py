@@ -72,7 +72,9 @@ def test_partial_outputs_count_with_their_log_sum_exp(wire, itemsize):
         "by hand", shape, 1, 2, "none", wire, blocks.mask_names, blocks.mask_weights, blocks.tokens, np.zeros(1)
     )
     plan = lower(header, batch, blocks, layout.placement, layout.schedule)
-    figures = summarize(Planned(plan, batch, layout, Options(block_tokens=16, wire=wire), {"layout": 0.0}))
+    figures = summarize(
+        Planned(plan, batch, Cluster(2, 2), layout, Options(block_tokens=16, wire=wire), {"layout": 0.0})
+    )
     assert figures["bytes_by_kind"] == {
         "q": 10 * 4 * 8 * 2,
         "kv": 10 * 2 * (8 + 6) * 2,

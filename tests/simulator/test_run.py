@@ -132,14 +132,20 @@ def test_another_cluster_is_refused():
 def test_every_attention_has_its_time_and_every_pair_is_counted():
     planned, cluster = one_planned("dynamic")
     simulation = simulate(planned.plan, cluster, Roofline.of(cluster))
-    pairs = sum(int(pairs_of(rank[0].comps).sum()) for rank in planned.plan.programs)
-    assert pairs == sum(sequence.masks["default"].pairs() for sequence in planned.batch.sequences)
+    expected = sum(sequence.masks["default"].pairs() for sequence in planned.batch.sequences)
     for pass_, found in zip(PASSES, results(simulation), strict=True):
         track: Track = found.tracks[0]
         programs = [getattr(rank[0], pass_.name) for rank in planned.plan.programs]
         kinds = [isinstance(one, Attention) for program in programs for one in program.instructions]
         assert (track.label == ATTENTION).tolist() == kinds
         assert (track.operations.seconds[track.label == ATTENTION] > 0).all()
+        pairs = sum(
+            int(pairs_of(rank[0].comps)[one.comp].sum())
+            for rank, program in zip(planned.plan.programs, programs, strict=True)
+            for one in program.instructions
+            if isinstance(one, Attention)
+        )
+        assert pairs == expected * planned.plan.header.shape.groups
 
 
 def test_both_ends_of_a_message_must_agree():

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from dyncp.cost.model import block_seconds
+from dyncp.cost.roofline import Roofline
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import HAS_Q, Blocks
 from dyncp.ir.plan import PASSES, Attention, CommLaunch, Kind, Pass, Plan, PlanHeader, Program
@@ -40,15 +42,32 @@ class Traffic:
 
 
 def summarize(planned: Planned) -> dict[str, Any]:
-    """The figures of a plan that was just made: those of `plan_figures` and of `bound_figures`, how long planning took
-    (`planning_s`, in total and by stage), and `notes`, which say what limits on balance could not be met."""
+    """The figures of a plan that was just made: those of `plan_figures` and of `bound_figures`, `time_imbalance` (as
+    `compute_imbalance`, but of the seconds that the cluster's cost model gives each block), how long planning took
+    (`planning_s`, in total and by stage), and `notes`, which say what limits on balance could not be met, and whether
+    the layout is another strategy's."""
     figures = plan_figures(planned.plan, planned.layout.blocks)
     return {
         **figures,
+        "time_imbalance": time_imbalance(planned),
         **bound_figures(planned, figures),
         "planning_s": {"total": sum(planned.seconds.values()), **planned.seconds},
         "notes": list(planned.layout.notes),
     }
+
+
+def _in_time(summary: dict[str, Any]) -> str:
+    """The balance that the planner keeps, beside that of pairs."""
+    return f" in pairs, {summary['time_imbalance']:.3f} in time" if "time_imbalance" in summary else ""
+
+
+def time_imbalance(planned: Planned) -> float:
+    """The most seconds of computation of a rank over the mean, as the cost model has them, of all layers."""
+    blocks, header = planned.layout.blocks, planned.plan.header
+    seconds = block_seconds(blocks, header.shape, Roofline.of(planned.cluster))
+    weighted = seconds * np.asarray(blocks.mask_weights)[blocks.mask]
+    rank = planned.layout.placement.comp_rank.ravel()
+    return _imbalance(np.bincount(rank, np.tile(weighted, blocks.groups), header.ranks))
 
 
 def bound_figures(planned: Planned, figures: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +215,7 @@ def summary_text(summary: dict[str, Any]) -> str:
         planning = summary["planning_s"]
         parts = ", ".join(f"{name} {format_seconds(time_s)}" for name, time_s in planning.items() if name != "total")
         rows.append(("planning", f"{format_seconds(planning['total'])} ({parts})"))
-    rows.append(("compute", f"{summary['compute_imbalance']:.3f} max/mean over ranks"))
+    rows.append(("compute", f"{summary['compute_imbalance']:.3f} max/mean over ranks{_in_time(summary)}"))
     rows.append(("tokens", f"{summary['token_imbalance']:.3f} max/mean over ranks"))
     if summary["idle_ranks"]:
         rows.append(("idle ranks", ", ".join(map(str, summary["idle_ranks"]))))

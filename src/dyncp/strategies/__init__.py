@@ -36,6 +36,7 @@ class Planned:
 
     plan: Plan
     batch: Batch
+    cluster: Cluster
     layout: Layout
     options: Options
     seconds: dict[str, float]
@@ -74,7 +75,7 @@ def build(
     placed = clock()
     plan = lower_layout(layout, batch, shape, cluster, strategy, options)
     seconds = {**(layout.seconds or {"layout": placed - started}), "lower": clock() - placed}
-    return Planned(plan, batch, layout, options, seconds)
+    return Planned(plan, batch, cluster, layout, options, seconds)
 
 
 def lower_layout(

@@ -24,16 +24,16 @@ AUTOMATIC = ("block_tokens", "divisions", "inner_ring")  # options that can be "
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan.
+    """How to plan; docs/strategies.md says which strategies read which options.
 
     Args:
         block_tokens: Most tokens of a block; `auto` chooses for each batch. Blocks are cut along the edges of masks and
             where tokens must be evened out. Read by the strategies `dynamic`, `balanced_qo_home` and `data_parallel`;
             the others cut each sequence into as many blocks as they need.
         schedule: `timeline`, which times schedules and takes the one that ends first, or `greedy`, the paper's.
-        divisions: Parts that each rank's computation is split into, to overlap with transfers (paper, 4.3); `auto` lets
-            `timeline` choose, and is 4 for `greedy`. Read by
-            `dynamic`, as all that follow but head_degree, inner_ring, keep and wire, and by `balanced_qo_home`.
+        divisions: Parts that each rank's computation is split into, so that data for the next part moves while one is
+            computed (paper, 4.3); `auto` lets `timeline` choose, and is 4 for `greedy`. Read by the strategies
+            `dynamic` and `balanced_qo_home`.
         epsilon: How far above the mean the computation of a rank may lie, as a fraction (paper, 4.2); `auto` is 0.02,
             and up to 0.25 where there is so little to compute that transfers between nodes take longer.
         token_epsilon: How far above the mean the tokens of a rank may lie, as a fraction.
@@ -45,9 +45,11 @@ class Options:
         backward_weight: What a byte of the backward pass counts.
         partitioner: `tiling` or, as in the paper, `hypergraph` (Mt-KaHyPar, the extra of that name).
         effort: Steps of the local search, against the usual number; more steps take longer and move less.
-        portfolio: `dynamic` takes the layout of another strategy that is estimated to be faster (for `time` only).
-        head_degree: Ranks that exchange heads, in `double_ring` and `head_ring`; the largest divisor of it that the
-            head groups and the ranks allow is taken.
+        tries: Placements that are searched for, each from its own seed; the one whose schedule ends first is taken.
+        portfolio: Whether `dynamic` may take the layout of a fixed scheme that is estimated to be faster, where the
+            objective is `time`. It may, unless --no-portfolio is given.
+        head_degree: Ranks of a group that exchanges heads, for the strategies `double_ring` and `head_ring`. Where it
+            does not divide both the head groups and the ranks, its largest divisor that does is taken.
         inner_ring: Ranks of an inner ring of `double_ring` (groups of ranks, where these exchange heads), of which the
             largest divisor that the ranks allow is taken; `auto` is the largest power of two that fits in a node.
         keep: What remote data the forward keeps for the backward: `none`, `kv` or `all`.
@@ -69,6 +71,7 @@ class Options:
     backward_weight: float = 1.0
     partitioner: str = "tiling"
     effort: float = 1.0
+    tries: int = 1
     portfolio: bool = True
     head_degree: int = 2
     inner_ring: int | Literal["auto"] = "auto"
@@ -77,7 +80,7 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole = {"block_tokens": 1, "divisions": 1, "head_degree": 1, "inner_ring": 1, "seed": 0}
+        whole = {"block_tokens": 1, "divisions": 1, "head_degree": 1, "inner_ring": 1, "tries": 1, "seed": 0}
         for name, least in whole.items():
             if getattr(self, name) != "auto" or name not in AUTOMATIC:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
