@@ -9,6 +9,7 @@ import pytest
 
 from dyncp import cli
 from dyncp.cost.profiled import Profiled
+from dyncp.ir.cluster import PRESETS
 from dyncp.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +91,14 @@ def test_a_strategy_that_fails_has_a_line(capsys, monkeypatch):
     assert "ring: no plan: no ring today" in simulated(capsys, *SMALL, "--compare", "ring,zigzag").splitlines()
     code, out, err = run(capsys, *SMALL, "--strategy", "ring")
     assert (code, out) == (2, "") and "no ring today" in err
+
+
+def test_notes_of_plans_are_printed(capsys):
+    words = ("--lengths", "300000", "--nodes", "2")
+    note = "note: the layout is that of head_ring, which is estimated to be faster"
+    assert note in simulated(capsys, *words).splitlines()
+    assert f"dynamic: {note}" in simulated(capsys, *words, "--compare", "dynamic,zigzag").splitlines()
+    assert "note:" not in simulated(capsys, *words, "--no-portfolio")
 
 
 def test_whole_iterations(capsys):
@@ -205,8 +214,32 @@ def test_the_pages_commands_run(capsys, monkeypatch, tmp_path, command):
     assert "Not modelled" in simulated(capsys, *shlex.split(command))
 
 
+def script_with(words):
+    """The page's only Python block that has these words."""
+    (script,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if words in block)
+    return script
+
+
+def test_the_page_simulates_a_cluster_of_ones_own(capsys):
+    exec(script_with("Cluster("), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["dynamic", "head_ring", "zigzag"]
+    assert all(re.search(r"\d ms forward +[\d.]+ ms backward", line) for line in lines)
+
+
+def test_the_pages_presets_are_the_planners():
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|.*?\| (\d+) \| (\d+) GB/s \| (\d+) GB/s \|.*\| ([\d.]+) TFLOP/s \|", PAGE, re.MULTILINE
+    )
+    found = {name: tuple(map(float, numbers)) for name, *numbers in rows}
+    assert found == {
+        name: (one.ranks_per_node, one.intra_bytes_per_s / 1e9, one.inter_bytes_per_s / 1e9, one.flops_per_s / 1e12)
+        for name, one in PRESETS.items()
+    }
+
+
 def test_the_page_measures_a_table(monkeypatch, tmp_path):
-    (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    script = script_with("attention.json")
     monkeypatch.chdir(tmp_path)
     exec(script.replace("(128, 512, 1024), 3", "(16, 32), 1").replace("1 << 26", "1 << 16"), {})
     assert Profiled.read(tmp_path / "attention.json").q_tokens == (16, 32)

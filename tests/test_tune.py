@@ -2,13 +2,18 @@
 
 import json
 import re
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dyncp import cli
+from dyncp.commands.tune import preferred
 from dyncp.lookahead import LookAhead, Planning
+from dyncp.strategies.api import Options
+from dyncp.tune.run import Expectation, Tuning
 
 ROOT = Path(__file__).parents[1]
 WORDS = ("--ranks-per-node", "4", "--tp", "2", "--layers", "2", "--tokens", "512", "--strategies", "ring,zigzag")
@@ -58,19 +63,49 @@ def test_the_snippet_runs(capsys, lengths, mask):
     _, out, _ = run(capsys, lengths, *WORDS, "--mask", mask, "--max-length", "256")
     start = out.index("from dyncp import")
     names = {}
-    exec(out[start : out.index("dyncp simulate")], names)
+    exec(out[start : out.index("of the first batch:")], names)
     assert isinstance(names["planning"], Planning) and isinstance(names["look_ahead"], LookAhead)
     assert names["planning"].cluster.ranks == 2 and names["batching"].longest == 256
     assert names["batching"].mask(0, 20).pairs() > 0
 
 
 def test_the_command_runs(capsys, lengths):
-    _, out, _ = run(capsys, lengths, *WORDS)
+    mask = "lambda:sink=4,window=16"
+    _, out, _ = run(capsys, lengths, *WORDS, "--mask", mask)
     (line,) = (line for line in out.splitlines() if line.startswith("dyncp simulate"))
-    words = line.split()[1:]
-    words[words.index("BATCH.json") : words.index("BATCH.json") + 1] = ["--lengths", "300,40"]
+    words = shlex.split(line)[1:]
+    assert words[words.index("--mask") + 1] == mask
     assert cli.main(words) == 0
     assert "iteration" in capsys.readouterr().out
+
+
+def test_a_batch_of_many_sequences_has_no_command(capsys, tmp_path):
+    path = tmp_path / "lengths"
+    path.write_text("4 " * 60)
+    code, out, _ = run(capsys, str(path), *WORDS, "--batches", "1")
+    assert code == 0 and "dyncp simulate" not in out and "of the first batch" not in out
+
+
+def test_says_what_was_cut_and_what_there_was_no_time_for(capsys, lengths):
+    _, out, _ = run(capsys, lengths, *WORDS)
+    assert "cut to" not in out and "--time-limit" not in out and "* pads" not in out
+    _, out, _ = run(capsys, lengths, *WORDS, "--max-length", "256", "--time-limit", "1e-6", "--tp", "1")
+    assert "; 3 cut to --max-length" in out and "4 (1 node x 4), 1 device each" in out
+    assert "not simulated: 1 of 2 batches; not tried: block_tokens = 512, 1024, 2048, 4096; schedule = greedy;" in out
+    _, out, _ = run(capsys, lengths, *WORDS, "--strategies", "double_ring", "--tokens", "450")
+    assert "; 1 cut to --tokens" in out and "* pads to the longest sequence" in out
+
+
+def test_says_why_dynamic_is_preferred():
+    def expectation(strategy, iteration_s):
+        return Expectation(strategy, 1, iteration_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0.0)
+
+    ring, ours = expectation("ring", 1.0), expectation("dynamic", 1.004)
+    tuning = Tuning(1, 1, 0, 1, 1, (ring, ours), (), (), "dynamic", Options(), ours, 2, 1, (1,), 0, ())
+    (line,) = preferred(tuning)
+    assert "ring is faster by 0.40%" in line
+    assert preferred(replace(tuning, expected=(ours, ring))) == []
+    assert preferred(replace(tuning, strategy="ring", best=ring)) == []
 
 
 def test_prints_one_json_object_the_same_again(capsys, lengths):

@@ -120,3 +120,24 @@ def test_frozen_arrays_cannot_be_written_through():
 
 def test_ragged_ranges():
     assert ragged_ranges(np.array([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
+
+
+def test_presets_take_values_of_ones_own():
+    found = Cluster.preset("p5:inter_bytes_per_s=1e11,launch_s=0", nodes=2)
+    assert (found.nodes, found.inter_bytes_per_s, found.launch_s) == (2, 1e11, 0.0)
+    assert found.flops_per_s == Cluster.preset("p5").flops_per_s
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("p9:launch_s=1", "unknown cluster preset 'p9'"),
+        ("p5:nodes=3", "unknown value 'nodes'"),
+        ("p5:launch_s", "launch_s of a cluster is ''"),
+        ("p5:launch_s=-1", "launch_s"),
+        ("p5:,", "unknown value ''"),
+    ],
+)
+def test_bad_values_of_presets(name, message):
+    with pytest.raises(ValueError, match=message):
+        Cluster.preset(name)

@@ -103,8 +103,9 @@ def test_the_command_writes_numbers_a_page_and_a_picture(tmp_path, monkeypatch, 
     page = tmp_path / "docs" / "page.md"
     assert cli.main(["reproduce", "13", "--out", str(tmp_path / "out"), "--page", str(page)]) == 0
     assert Point.of(json.loads((tmp_path / "out" / "13.json").read_text())[0]) == point
+    assert f"wrote {page}" in capsys.readouterr().out
     text = page.read_text()
-    assert "## A title" in text
+    assert "## A title" in text and "In short" not in text
     assert "12.0 / 10.0 = 1.20" in text
     assert "![A title](page/13.png)" in text
     assert (tmp_path / "docs" / "page" / "13.png").read_bytes().startswith(b"\x89PNG")

@@ -79,6 +79,10 @@ def test_bars_that_do_not_go_with_their_neighbours_do_not_count():
     assert median_error([*bars(12.0, 30.0), Point(at, "RFA ring", (27.0,), 52.478)], ["RFA ring"]) == 0.25
 
 
+def test_nothing_in_short_without_rivals():
+    assert in_short({}) == ""
+
+
 def test_all_in_a_few_lines():
     here = AT | {"constants": "hardware"}
     points = [

@@ -13,10 +13,10 @@ from dyncp import masks
 from dyncp.cost.roofline import Roofline
 from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.cluster import Cluster
-from dyncp.ir.plan import PASSES, Attention
+from dyncp.ir.plan import FORWARD, PASSES, Attention, Copy, Kind, Reduction
 from dyncp.report.summary import plan_figures
 from dyncp.simulator import simulate
-from dyncp.simulator.program import ATTENTION, Track, messages_of, pairs_of
+from dyncp.simulator.program import ATTENTION, MOVE, Track, messages_of, pairs_of, track_of
 from dyncp.simulator.run import rank_seconds
 from dyncp.strategies import build
 
@@ -155,3 +155,22 @@ def test_both_ends_of_a_message_must_agree():
         with pytest.raises(ValueError, match="rank 0 and rank 1 do not agree on the message of step 3"):
             messages_of({(0, 1, 3): ends})
     assert len(messages_of({}).src) == 0
+
+
+def test_copies_and_reductions_read_and_write():
+    planned, _ = one_planned("dynamic")
+    header, cost = planned.plan.header, Roofline(1e12, 1e6, instruction_s=0.0)
+    track = track_of(planned.plan, 0, FORWARD, cost)
+    sizes = {(kind, wire): header.piece_bytes(kind, bool(wire)) for kind in Kind for wire in (0, 1)}
+    expected = []
+    for rank in planned.plan.programs:
+        slots = rank[0].forward.slots
+        for one in rank[0].forward.instructions:
+            if isinstance(one, (Copy, Reduction)):
+                used = np.concatenate([one.src, one.dst])
+                keys = zip(
+                    slots.kind[used].tolist(), slots.wire[used].tolist(), slots.block[used].tolist(), strict=True
+                )
+                expected.append(sum(int(sizes[Kind(kind), wire][block]) for kind, wire, block in keys) / 1e6)
+    assert len(expected) > 3
+    assert track.operations.seconds[track.label == MOVE].tolist() == pytest.approx(expected)

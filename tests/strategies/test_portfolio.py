@@ -153,3 +153,25 @@ def test_a_batch_without_computation_has_no_rival():
     cluster = cluster_of(4, FAST)
     assert faster_rival(layout, batch, SHAPE, cluster, Options(), Roofline.of(cluster)) is None
     assert loads(layout.blocks.tokens.tokens, layout.placement.block_rank, 4).tolist() == [10.0] * 4
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_to_end_of_all_that_keep_the_tolerance_is_taken(seed):
+    rng = np.random.default_rng(seed)
+    batch = causal_batch(*rng.integers(50, 900, rng.integers(1, 5)).tolist())
+    cluster = cluster_of(int(rng.integers(1, 4)) * 2, float(10 ** rng.uniform(7, 12)), 1 + seed % 2)
+    layout = planned(batch, cluster, portfolio=False, token_epsilon=0.5)
+    options, cost = Options(token_epsilon=0.5), Roofline.of(cluster)
+
+    def seconds(found):
+        parts = found.blocks, found.placement, found.schedule
+        return schedule_seconds(*parts, SHAPE, cluster, cost, ("none", "model"))
+
+    rivals = [make(batch, SHAPE, cluster, options) for make in portfolio.FAST.values()]
+    tokens = [loads(one.blocks.tokens.tokens, one.placement.block_rank, cluster.ranks) for one in rivals]
+    best = min(seconds(one) for one, load in zip(rivals, tokens, strict=True) if load.max() <= 1.5 * load.mean())
+    chosen = faster_rival(layout, batch, SHAPE, cluster, options, cost)
+    if best < portfolio.MARGIN * seconds(layout):
+        assert seconds(chosen) == pytest.approx(best, rel=2e-3)
+    else:
+        assert chosen is None

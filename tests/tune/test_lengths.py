@@ -24,7 +24,8 @@ def test_numbers_in_a_file(tmp_path, text):
         ("[5, 0]", r"\[1\] is 0; expected a whole number from 1"),
         ("5\nx", "has no lengths: .*'x'"),
         ("[5, 2.5]", "2.5"),
-        ("[5", "expected a JSON list, or a number on each line"),
+        ("[5", "begins like a JSON list, but is no JSON: .*; expected a JSON list of lengths"),
+        ('{"lengths": [1, 2]}', "has JSON objects in it; expected a JSON list of lengths"),
     ],
 )
 def test_files_without_lengths(tmp_path, text, message):

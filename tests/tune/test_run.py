@@ -70,6 +70,26 @@ def test_time_runs_out():
     now = iter(range(0, 10**6, 100))
     found = tune(LENGTHS, ["zigzag"], SETTING, replace(SEARCH, seconds=50.0), clock=lambda: next(now))
     assert found.used == 1 and found.trials == () and found.cut_short
+    assert found.skipped_batches == 1 and found.skipped == (("block_tokens", 16), ("keep", "all"))
+
+
+def test_time_that_runs_out_at_the_end_is_no_cut():
+    now = iter([0.0, *[0.0] * 3, *[99.0] * 9])  # the start, a batch, two settings
+    found = tune(LENGTHS, [], SETTING, replace(SEARCH, seconds=50.0), clock=lambda: next(now))
+    assert len(found.trials) == 2 and not found.cut_short
+
+
+@pytest.mark.parametrize(("gain", "words"), [(0.996, "less than 0.5% faster"), (1.0, "no faster"), (1.1, "no faster")])
+def test_settings_that_gain_little_say_so(monkeypatch, gain, words):
+    batches = list(batches_of(TokenBudgetSampler(LENGTHS, 256, 256, 0), SEARCH))
+    same = Expectation.of([module.run_strategy(one, "dynamic", SETTING) for one in batches])
+    best = replace(same, iteration_s=same.iteration_s / gain)
+    trial = module._trial(batches, SETTING, SEARCH, best, ("divisions", 4))
+    assert not trial.taken and trial.why_not == words
+
+
+def test_samples_that_are_cut_are_counted():
+    assert tune(LENGTHS, [], SETTING, replace(SEARCH, max_length=100)).shortened == 3
 
 
 def test_memory_is_kept_only_where_there_is_some():

@@ -57,8 +57,9 @@ class BatchOptions:
 class ClusterOptions:
     """The ranks: a preset, or nodes and ranks per node."""
 
-    cluster: Annotated[str, arg(metavar="|".join(PRESETS))] = "p4de"
-    """Kind of machine: its ranks per node, bandwidths and FLOP/s."""
+    cluster: Annotated[str, arg(metavar=f"{'|'.join(PRESETS)}[:NAME=N,...]")] = "p4de"
+    """Kind of machine: its ranks per node, bandwidths and FLOP/s. Values of your own follow a colon, by the names that
+    `dyncp.Cluster` has for them, as `p4de:inter_bytes_per_s=100e9,flow_bytes_per_s=12e9`."""
     nodes: int = 1
     """Number of machines."""
     ranks_per_node: Annotated[int | None, arg(metavar="INT")] = None
@@ -67,6 +68,11 @@ class ClusterOptions:
     def build(self) -> Cluster:
         """The cluster described."""
         return Cluster.preset(self.cluster, self.nodes, self.ranks_per_node)
+
+    @property
+    def machine(self) -> str:
+        """The preset's name alone."""
+        return self.cluster.partition(":")[0]
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ def run(command: Command) -> int:
     scope = scope_of(command)
     canvas_type()  # rather fail now than after the first figure
     warm_up()
+    page = command.page or command.out / "reproduction.md"
+    drawn = [name for name in command.figures or FIGURES if name != FIT]
     for name in tqdm(command.figures or FIGURES, unit="figure", disable=None):
         if name == FIT:
             print(f"{error_text([*figure_13(scope), *figure_14(scope)])}\n\n{columns(sensitivity(scope))}")
@@ -72,15 +74,18 @@ def run(command: Command) -> int:
         figure = FIGURES[name]
         points = figure.make(scope)
         write(command, name, points)
-        page = command.page or command.out / "reproduction.md"
         picture = page.with_suffix("") / f"{name}.png"
         draw(figure, points, picture)
         kept = kept_points(command.out)
-        put(page, "summary", in_short(kept))
+        summary = in_short(kept)
+        if summary or not page.exists():  # an empty part keeps the place at the top
+            put(page, "summary", summary)
         bars = [point for one in ("13", "14") for point in kept.get(one, [])]
         if bars:
             put(page, "errors", f"{ERRORS}\n\n```text\n{error_text(bars)}\n```")
         put(page, name, section(figure.title, figure.text, points, f"{picture.parent.name}/{picture.name}"))
+    if drawn:
+        print(f"wrote {page}, its pictures to {page.with_suffix('')} and numbers as JSON to {command.out}")
     return 0
 
 

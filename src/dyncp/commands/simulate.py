@@ -43,7 +43,7 @@ class Command:
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     shape: ShapeOptions = field(default_factory=ShapeOptions)
     planning: Options = field(default_factory=Options)
-    whole: ModelOptions = field(default_factory=ModelOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
     strategy: Annotated[str | None, arg(metavar="|".join(STRATEGIES))] = None
     """How to spread the batch; dynamic when left out."""
     compare: Annotated[str | None, arg(metavar="all|NAME,NAME,...")] = None
@@ -85,12 +85,12 @@ def setting_of(command: Command) -> Setting:
     """
     devices = command.cluster.build()
     cost = None if command.cost is None else Profiled.read(command.cost)
-    if command.whole.model is None:
-        command.whole.check_unused()
+    if command.model.model is None:
+        command.model.check_unused()
         return Setting(command.shape.build(), devices, command.planning, cost)
     if command.shape != ShapeOptions():
         raise ValueError("got both --model and options of the attention layer; a model has its own heads: drop them")
-    model, training = command.whole.build(command.cluster.cluster)
+    model, training = command.model.build(command.cluster.machine)
     return Setting(model.shape(training.tp), devices, command.planning, cost, model, training)
 
 
@@ -105,6 +105,7 @@ def outcome_text(outcome: Outcome | Failure) -> str:
     rows.append(("peak memory", *(format_bytes(one.peak_bytes) for one in passes)))
     figures = plan_figures(outcome.planned.plan, outcome.planned.layout.blocks)
     parts = [head_text(figures), "", columns(rows)]
+    parts += [f"note: {note}" for note in outcome.planned.layout.notes]
     if outcome.padding:
         parts.append(f"note: {padding_text(outcome)}")
     if outcome.iteration is not None:
@@ -148,6 +149,7 @@ def comparison_text(found: list[Outcome | Failure]) -> str:
             notes.append(f"{one.strategy}: no plan: {one.reason}")
             continue
         rows.append(_row(one, best.time_s))
+        notes += [f"{one.strategy}: note: {note}" for note in one.planned.layout.notes]
         if one.padding:
             notes.append(f"{one.strategy}: {padding_text(one)}")
     plain = next((one for one in found if isinstance(one, Outcome) and not one.padding), best)

@@ -20,14 +20,15 @@ from dyncp.strategies.api import Options
 from dyncp.strategies.warm import warm_up
 from dyncp.tune.compare import LEFT_OUT, Setting, setting_figures, strategy_names
 from dyncp.tune.lengths import BYTES_PER_TOKEN, Lengths, read_lengths
-from dyncp.tune.run import Search, Trial, Tuning, steps, tune
+from dyncp.tune.run import MARGIN, Search, Trial, Tuning, steps, tune
 
 GB = 1e9
 LEGEND = (
     "layer, exposed: one attention layer forward and backward, and waits for transfers in it, in ms. moved, between:\n"
-    "its bytes over all ranks, and those between nodes. Means over batches; peak and planning are the largest.\n"
-    "* pads to the longest sequence, as its original does."
+    "its bytes over all ranks, and those between nodes. Means over batches; peak and planning are the largest."
 )
+PADS = "* pads to the longest sequence, as its original does."
+MOST_WORDS = 40  # of a batch's lengths on a command line
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Command:
     """Lengths in tokens: a file with a JSON list or a number on each line; or a folder of text files, or the name of a
     Hugging Face data set (needs `datasets`), whose text is counted by --bytes-per-token."""
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    whole: ModelOptions = field(default_factory=lambda: ModelOptions("8b"))
+    model: ModelOptions = field(default_factory=lambda: ModelOptions("8b"))
     planning: Options = field(default_factory=Options)
     tokens: int = 131_072
     """Most tokens of a global batch."""
@@ -72,7 +73,7 @@ def run(command: Command) -> int:
     positive_number("--time-limit", command.time_limit)
     names = strategy_names(command.strategies)
     devices = command.cluster.build()
-    model, training = command.whole.build(command.cluster.cluster)
+    model, training = command.model.build(command.cluster.machine)
     setting = Setting(model.shape(training.tp), devices, command.planning, None, model, training)
     mask = masks.parse_spec(command.mask)
     search = Search(
@@ -97,11 +98,11 @@ def tuning_text(command: Command, lengths: Lengths, tuning: Tuning, setting: Set
     cut = [min(length, command.max_length or command.tokens) for length in lengths.tokens]
     head = [
         f"data        {lengths.source}: {tuning.samples:,} samples of {min(cut):,} to {max(cut):,} tokens, "
-        f"{tuning.sample_tokens:,} in all",
+        f"{tuning.sample_tokens:,} in all{_cut_text(command, tuning)}",
         f"batches     {tuning.used} of {tuning.available}, up to {command.tokens:,} tokens each",
         f"ranks       {cluster.ranks} ({cluster.nodes} node{'s' * (cluster.nodes > 1)} x {cluster.ranks_per_node}), "
-        f"{training.tp} devices each, {command.cluster.cluster}",
-        f"model       {command.whole.model}",
+        f"{training.tp} device{'s' * (training.tp > 1)} each, {command.cluster.cluster}",
+        f"model       {command.model.model}",
     ]
     rows: list[tuple[str, ...]] = [
         ("", "iteration", "tokens/s", "x best", "layer", "exposed", "moved", "between", "peak", "planning")
@@ -123,10 +124,30 @@ def tuning_text(command: Command, lengths: Lengths, tuning: Tuning, setting: Set
         for one in tuning.expected
     ]
     failed = [f"{failure.strategy}: no plan: {failure.reason}" for failure in tuning.failures]
-    parts = [*head, "", columns(rows), *failed, "", LEGEND, "", "settings of dynamic:", _trials_text(tuning)]
+    pads = [PADS] if any(one.padding_tokens for one in tuning.expected) else []
+    parts = [*head, "", columns(rows), *failed, "", LEGEND, *pads, "", "settings of dynamic:", _trials_text(tuning)]
     if tuning.cut_short:
-        parts.append(f"note: the {command.time_limit:g} s of --time-limit were over; not everything was tried")
+        parts.append(f"note: the {command.time_limit:g} s of --time-limit were over; {_skipped_text(tuning)}")
     return "\n".join([*parts, "", advice_text(command, tuning, setting), "", LEFT_OUT])
+
+
+def _cut_text(command: Command, tuning: Tuning) -> str:
+    if not tuning.shortened:
+        return ""
+    option = "--tokens" if command.max_length is None else "--max-length"
+    return f"; {tuning.shortened:,} cut to {option}"
+
+
+def _skipped_text(tuning: Tuning) -> str:
+    """What there was no time for."""
+    parts = []
+    if tuning.skipped_batches:
+        parts.append(f"not simulated: {tuning.skipped_batches} of {tuning.used + tuning.skipped_batches} batches")
+    names = dict.fromkeys(name for name, _ in tuning.skipped)
+    settings = [f"{name} = {', '.join(str(value) for one, value in tuning.skipped if one == name)}" for name in names]
+    if settings:
+        parts.append(f"not tried: {'; '.join(settings)}")
+    return "; ".join(parts)
 
 
 def _trials_text(tuning: Tuning) -> str:
@@ -156,6 +177,7 @@ def advice_text(command: Command, tuning: Tuning, setting: Setting) -> str:
     lines = [
         f"use {tuning.strategy}: {seconds(best.iteration_s)} an iteration, {best.tokens_per_s:,.0f} tokens/s; "
         f"a plan takes up to {format_seconds(best.planning_s)}{keeping}",
+        *preferred(tuning),
         "",
         f"from dyncp import AttentionShape, Batching, Cluster, LookAhead, Options, Planning{', masks' if mask else ''}",
         "from dyncp.cost.layer import context_cluster",
@@ -169,10 +191,19 @@ def advice_text(command: Command, tuning: Tuning, setting: Setting) -> str:
         ")",
         f"batching = Batching(tokens={command.tokens}{longest}{mask})",
         f"look_ahead = LookAhead(kappa={tuning.kappa}, workers={tuning.workers})",
-        "",
-        _command_line(command, tuning),
     ]
+    if len(tuning.first) <= MOST_WORDS:
+        lines += ["", "of the first batch:", "", _command_line(command, tuning)]
     return "\n".join(lines)
+
+
+def preferred(tuning: Tuning) -> list[str]:
+    """Why `dynamic` is to be used where another strategy comes out first."""
+    fastest, best = tuning.expected[0], tuning.best
+    if tuning.strategy == fastest.strategy or fastest.iteration_s >= best.iteration_s:
+        return []
+    gain = best.iteration_s / fastest.iteration_s - 1
+    return [f"({fastest.strategy} is faster by {gain:.2%}; what is less than {MARGIN:.1%} counts as no difference)"]
 
 
 def _changed(options: Options) -> dict[str, object]:
@@ -181,13 +212,16 @@ def _changed(options: Options) -> dict[str, object]:
 
 
 def _command_line(command: Command, tuning: Tuning) -> str:
-    words = ["dyncp", "simulate", "BATCH.json", "--cluster", command.cluster.cluster]
+    words = ["dyncp", "simulate", "--lengths", ",".join(map(str, tuning.first))]
+    if command.mask != "causal":
+        words += ["--mask", command.mask]
+    words += ["--cluster", command.cluster.cluster]
     words += ["--nodes", str(command.cluster.nodes)]
     if command.cluster.ranks_per_node is not None:
         words += ["--ranks-per-node", str(command.cluster.ranks_per_node)]
     for one in fields(ModelOptions):
-        if getattr(command.whole, one.name) is not None and getattr(command.whole, one.name) != one.default:
-            words += [f"--{one.name.replace('_', '-')}", str(getattr(command.whole, one.name))]
+        if getattr(command.model, one.name) is not None and getattr(command.model, one.name) != one.default:
+            words += [f"--{one.name.replace('_', '-')}", str(getattr(command.model, one.name))]
     words += ["--strategy", tuning.strategy]
     for name, value in _changed(tuning.options).items():
         flag = name.replace("_", "-")

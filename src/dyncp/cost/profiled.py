@@ -18,6 +18,8 @@ from dyncp.ir.arrays import Ints
 from dyncp.ir.plan import PASSES, Pass
 from dyncp.ir.shape import AttentionShape
 
+MOST_S = 1e6  # of one block: what is above is no time
+
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
@@ -68,7 +70,7 @@ class Profiled:
             grid = np.asarray(self.seconds[pass_][form], "float64")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"a table of times has no grid of seconds of the {pass_} pass, form {form!r}") from error
-        if grid.shape != (len(self.q_tokens), len(self.kv_tokens)) or not (np.isfinite(grid) & (grid > 0)).all():
+        if grid.shape != (len(self.q_tokens), len(self.kv_tokens)) or not ((grid > 0) & (grid < MOST_S)).all():
             raise ValueError(
                 f"seconds of the {pass_} pass, form {form!r}, are {list(grid.shape)}; expected positive numbers, "
                 f"{[len(self.q_tokens), len(self.kv_tokens)]} of them"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dyncp.ir.arguments import positive_number, whole_number
 
@@ -86,16 +87,31 @@ class Cluster:
 
     @classmethod
     def preset(cls, name: str, nodes: int = 1, ranks_per_node: int | None = None) -> Cluster:
-        """A cluster of a known kind of machine; see `PRESETS`.
+        """A cluster of a known kind of machine; see `PRESETS`. Values of its own may follow the name, as
+        `p4de:inter_bytes_per_s=100e9,flow_bytes_per_s=12e9`.
 
         Raises:
-            ValueError: an unknown preset.
+            ValueError: an unknown preset or value, or one that is not a number.
         """
-        if name not in PRESETS:
-            raise ValueError(f"unknown cluster preset {name!r}; choose one of {', '.join(PRESETS)}")
-        machine = PRESETS[name]
+        kind, _, words = name.partition(":")
+        if kind not in PRESETS:
+            raise ValueError(f"unknown cluster preset {kind!r}; choose one of {', '.join(PRESETS)}")
+        machine = PRESETS[kind]
         per_node = machine.ranks_per_node if ranks_per_node is None else ranks_per_node
-        return replace(machine, nodes=nodes, ranks_per_node=per_node)
+        values: dict[str, Any] = dict(_value(word) for word in words.split(",")) if words else {}
+        return replace(machine, nodes=nodes, ranks_per_node=per_node, **values)
+
+
+def _value(word: str) -> tuple[str, float]:
+    """A value of a cluster by its name, as `launch_s=1e-5`."""
+    name, _, number = word.partition("=")
+    names = [name for name in Cluster.__dataclass_fields__ if name not in ("nodes", "ranks_per_node")]
+    if name not in names:
+        raise ValueError(f"unknown value {name!r} of a cluster; choose of {', '.join(names)}")
+    try:
+        return name, float(number)
+    except ValueError:
+        raise ValueError(f"{name} of a cluster is {number!r}; expected a number, as in {name}=25e9") from None
 
 
 # Bandwidths between ranks, between nodes and of memory are the data sheets' (one direction). What is not on them:

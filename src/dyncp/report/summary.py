@@ -56,11 +56,6 @@ def summarize(planned: Planned) -> dict[str, Any]:
     }
 
 
-def _in_time(summary: dict[str, Any]) -> str:
-    """The balance that the planner keeps, beside that of pairs."""
-    return f" in pairs, {summary['time_imbalance']:.3f} in time" if "time_imbalance" in summary else ""
-
-
 def time_imbalance(planned: Planned) -> float:
     """The most seconds of computation of a rank over the mean, as the cost model has them, of all layers."""
     blocks, header = planned.layout.blocks, planned.plan.header
@@ -215,7 +210,9 @@ def summary_text(summary: dict[str, Any]) -> str:
         planning = summary["planning_s"]
         parts = ", ".join(f"{name} {format_seconds(time_s)}" for name, time_s in planning.items() if name != "total")
         rows.append(("planning", f"{format_seconds(planning['total'])} ({parts})"))
-    rows.append(("compute", f"{summary['compute_imbalance']:.3f} max/mean over ranks{_in_time(summary)}"))
+    rows.append(("compute", f"{summary['compute_imbalance']:.3f} max/mean over ranks"))
+    if "time_imbalance" in summary:
+        rows.append(("  in time", f"{summary['time_imbalance']:.3f} max/mean over ranks"))
     rows.append(("tokens", f"{summary['token_imbalance']:.3f} max/mean over ranks"))
     if summary["idle_ranks"]:
         rows.append(("idle ranks", ", ".join(map(str, summary["idle_ranks"]))))

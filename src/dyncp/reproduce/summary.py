@@ -12,7 +12,7 @@ TOLERANCE = 0.995  # of a speed-up: what is below is slower
 
 
 def in_short(figures: Mapping[str, list[Point]]) -> str:
-    """A list: how much faster dyncp is than the rivals, where it is not, and what is not hidden."""
+    """A list: how much faster dyncp is than the rivals, where not, and what is not hidden; empty without rivals."""
     lines = []
     rivals = figures.get("rivals", [])
     for constants in dict.fromkeys(point.at["constants"] for point in rivals):
@@ -23,7 +23,7 @@ def in_short(figures: Mapping[str, list[Point]]) -> str:
         lines.append(f"- `{constants}`: {against_paper(here)}.")
         shares = [point.mean for point in here if point.method.startswith("hidden")]
         lines.append(f"- `{constants}`: of dyncp's communication that could hide, {statistics.fmean(shares):.0%} does.")
-    return "\n".join(["## In short", "", *lines]) if lines else "## In short"
+    return "\n".join(["## In short", "", *lines]) if lines else ""
 
 
 def spread(points: Iterable[Point], method: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from dyncp.ir.arguments import positive_number, whole_number
+from dyncp.ir.arguments import MAX_COUNT, positive_number, whole_number
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
@@ -19,6 +19,7 @@ OBJECTIVES = ("time", "total", "largest")
 PARTITIONERS = ("tiling", "hypergraph")
 SCHEDULES = ("timeline", "greedy")
 BALANCES = ("time", "pairs")
+MOST_OF = {"divisions": 10_000, "tries": 1_000}  # options that cost time or memory by the number
 AUTOMATIC = ("block_tokens", "divisions", "inner_ring")  # options that can be "auto"
 
 
@@ -32,8 +33,8 @@ class Options:
             the others cut each sequence into as many blocks as they need.
         schedule: `timeline`, which times schedules and takes the one that ends first, or `greedy`, the paper's.
         divisions: Parts that each rank's computation is split into, so that data for the next part moves while one is
-            computed (paper, 4.3); `auto` lets `timeline` choose, and is 4 for `greedy`. Read by the strategies
-            `dynamic` and `balanced_qo_home`.
+            computed (paper, 4.3); `auto` lets `timeline` choose, and is 4 for `greedy`. Only the strategies `dynamic`
+            and `balanced_qo_home` read it.
         epsilon: How far above the mean the computation of a rank may lie, as a fraction (paper, 4.2); `auto` is 0.02,
             and up to 0.25 where there is so little to compute that transfers between nodes take longer.
         token_epsilon: How far above the mean the tokens of a rank may lie, as a fraction.
@@ -47,7 +48,7 @@ class Options:
         effort: Steps of the local search, against the usual number; more steps take longer and move less.
         tries: Placements that are searched for, each from its own seed; the one whose schedule ends first is taken.
         portfolio: Whether `dynamic` may take the layout of a fixed scheme that is estimated to be faster, where the
-            objective is `time`. It may, unless --no-portfolio is given.
+            objective is `time`; `--no-portfolio` forbids it.
         head_degree: Ranks of a group that exchanges heads, for the strategies `double_ring` and `head_ring`. Where it
             does not divide both the head groups and the ranks, its largest divisor that does is taken.
         inner_ring: Ranks of an inner ring of `double_ring` (groups of ranks, where these exchange heads), of which the
@@ -83,7 +84,9 @@ class Options:
         whole = {"block_tokens": 1, "divisions": 1, "head_degree": 1, "inner_ring": 1, "tries": 1, "seed": 0}
         for name, least in whole.items():
             if getattr(self, name) != "auto" or name not in AUTOMATIC:
-                object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+                object.__setattr__(
+                    self, name, whole_number(name, getattr(self, name), least, MOST_OF.get(name, MAX_COUNT))
+                )
         for name in ("epsilon", "token_epsilon", "effort"):
             if name != "epsilon" or self.epsilon != "auto":
                 positive_number(name, getattr(self, name))

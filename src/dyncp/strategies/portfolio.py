@@ -17,10 +17,11 @@ from dyncp.planner.partition.nets import loads
 from dyncp.planner.scheduling.clock import schedule_seconds
 from dyncp.strategies.allgather import allgather
 from dyncp.strategies.api import Layout, Options, Strategy
+from dyncp.strategies.balanced_qo_home import balanced_qo_home
 from dyncp.strategies.data_parallel import data_parallel
 from dyncp.strategies.double_ring import double_ring
 from dyncp.strategies.head_ring import head_ring
-from dyncp.strategies.ring import zigzag
+from dyncp.strategies.ring import ring, zigzag
 from dyncp.strategies.sequence_level import sequence_level
 from dyncp.strategies.ulysses import ulysses
 from dyncp.strategies.usp import usp
@@ -69,18 +70,27 @@ FAST: dict[str, Strategy] = {
     "double_ring": double_ring,
     "head_ring": head_ring,
     "usp": usp,
+    "balanced_qo_home": balanced_qo_home,
     "zigzag": zigzag,
+    "ring": ring,
 }
 
 
 def most_moves(batch: Batch, shape: AttentionShape, cluster: Cluster) -> dict[str, float]:
-    """About how many transfers the rivals with rings have: two blocks of each rank go around all ranks of a ring."""
+    """About how many transfers rivals have, or what takes as long: in rings, two blocks of each rank go around all
+    ranks."""
     lengths, ranks = np.array([sequence.length for sequence in batch.sequences]), cluster.ranks
     needed = np.minimum(2 * np.ceil(lengths * ranks / lengths.sum()), ranks)
     of_all = 4.0 * len(lengths) * ranks**2 * shape.groups
     of_each = 4.0 * float((needed**2).sum()) * shape.groups
-    rings = ("zigzag", "allgather", "double_ring", "head_ring", "usp")
-    return {**dict.fromkeys(rings, of_all), "sequence_level": of_each}
+    rings = ("zigzag", "ring", "allgather", "double_ring", "head_ring", "usp")
+    searched = 8.0 * len(lengths) * ranks  # groups for each sequence
+    chunks = 1000.0 * ranks**2 * shape.groups
+    return {
+        **dict.fromkeys(rings, of_all),
+        "sequence_level": max(of_each, searched),
+        "balanced_qo_home": chunks,
+    }
 
 
 def floors(
@@ -99,6 +109,8 @@ def floors(
         "double_ring": max(even_s, node_s),
         "head_ring": max(even_s, node_s),
         "usp": max(even_s, node_s),
+        "balanced_qo_home": even_s,
+        "ring": max(even_s, ring_s),
         "zigzag": max(even_s, ring_s),
     }
 

@@ -14,6 +14,7 @@ from dyncp.ir.arguments import MAX_COUNT, positive_number, whole_numbers
 
 BYTES_PER_TOKEN = 4.0  # of English text under a vocabulary of 128K tokens, about
 MOST_SAMPLES = 100_000  # of a Hugging Face data set that are read
+EXPECTED = "expected a JSON list of lengths, as [512, 4096], or a number on each line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,29 @@ def _numbers(path: Path) -> tuple[int, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text; expected a JSON list of lengths, or one on each line") from error
-    try:
-        values: Any = json.loads(text) if text.lstrip().startswith("[") else [int(line) for line in text.split()]
-    except ValueError as error:
-        raise ValueError(f"{path} has no lengths: {error}; expected a JSON list, or a number on each line") from error
-    numbers = whole_numbers(f"{path}", values, 1)
+        raise ValueError(f"{path} is not text; expected a JSON list of lengths, or a number on each line") from error
+    numbers = whole_numbers(f"{path}", _values(path, text), 1)
     if not numbers:
-        raise ValueError(f"{path} has no lengths; expected a JSON list, or a number on each line")
+        raise ValueError(f"{path} has no lengths; {EXPECTED}")
     return tuple(numbers)
+
+
+def _values(path: Path, text: str) -> Any:
+    first = text.lstrip()[:1]
+    if first == "{":
+        raise ValueError(f"{path} has JSON objects in it; {EXPECTED}")
+    if first == "[":
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path} begins like a JSON list, but is no JSON: {error}; {EXPECTED}") from error
+    values = []
+    for word in text.split():
+        try:
+            values.append(int(word))
+        except ValueError:
+            raise ValueError(f"{path} has no lengths: {word[:40]!r} is not a whole number; {EXPECTED}") from None
+    return values
 
 
 def _hugging_face(name: str, column: str) -> list[int]:

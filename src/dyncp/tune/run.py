@@ -118,6 +118,7 @@ class Tuning:
 
     Args:
         samples, sample_tokens: of the data set, after the cut.
+        shortened: how many of the samples were cut.
         available: how many batches an epoch has.
         used: how many were simulated.
         expected: by strategy, the fastest first.
@@ -126,11 +127,13 @@ class Tuning:
         strategy, options: what to use.
         best: what to expect of that.
         kappa, workers: of the loader.
-        cut_short: whether time ran out.
+        first: lengths of the first batch.
+        skipped_batches, skipped: how many batches, and which settings, there was no time for.
     """
 
     samples: int
     sample_tokens: int
+    shortened: int
     available: int
     used: int
     expected: tuple[Expectation, ...]
@@ -141,13 +144,21 @@ class Tuning:
     best: Expectation
     kappa: int
     workers: int
-    cut_short: bool
+    first: tuple[int, ...]
+    skipped_batches: int
+    skipped: tuple[tuple[str, Any], ...]
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether time ran out before all was tried."""
+        return self.skipped_batches > 0 or bool(self.skipped)
 
     def figures(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "samples": self.samples,
             "sample_tokens": self.sample_tokens,
+            "shortened": self.shortened,
             "batches": {"epoch": self.available, "simulated": self.used},
             "strategies": [asdict(one) for one in self.expected] + [one.figures() for one in self.failures],
             "trials": [asdict(trial) for trial in self.trials],
@@ -159,6 +170,7 @@ class Tuning:
                 "workers": self.workers,
             },
             "cut_short": self.cut_short,
+            "skipped": {"batches": self.skipped_batches, "settings": [list(one) for one in self.skipped]},
         }
 
 
@@ -186,12 +198,15 @@ def tune(
     if setting.model is None or setting.training is None:
         raise ValueError("tuning compares whole iterations; give a model")
     until = clock() + search.seconds
-    sampler = TokenBudgetSampler(lengths, search.tokens, search.max_length or search.tokens, search.seed)
+    longest = search.max_length or search.tokens
+    sampler = TokenBudgetSampler(lengths, search.tokens, longest, search.seed)
     batches = list(batches_of(sampler, search))
     names = list(dict.fromkeys(["dynamic", *strategies]))
     expected, failures, used = _expectations(batches, names, setting, progress, lambda: clock() >= until)
     first = next(one for one in expected if one.strategy == "dynamic")
-    options, best, trials = _try_settings(batches[:used], setting, search, first, progress, lambda: clock() >= until)
+    options, best, trials, skipped = _try_settings(
+        batches[:used], setting, search, first, progress, lambda: clock() >= until
+    )
     strategy = "dynamic"
     if expected[0].iteration_s < best.iteration_s * (1 - MARGIN):
         strategy, options, best = expected[0].strategy, setting.options, expected[0]
@@ -199,6 +214,7 @@ def tune(
     return Tuning(
         samples=len(sampler.lengths),
         sample_tokens=int(sampler.lengths.sum()),
+        shortened=sum(length > longest for length in lengths),
         available=len(sampler.batches(0)),
         used=used,
         expected=expected,
@@ -209,7 +225,9 @@ def tune(
         best=best,
         kappa=kappa,
         workers=workers,
-        cut_short=clock() >= until,
+        first=tuple(sequence.length for sequence in batches[0].sequences),
+        skipped_batches=len(batches) - used,
+        skipped=tuple(skipped),
     )
 
 
@@ -274,13 +292,16 @@ def _try_settings(
     best: Expectation,
     progress: Callable[[], None],
     late: Callable[[], bool],
-) -> tuple[Options, Expectation, list[Trial]]:
-    """One setting after the other, the best of each kept for the next."""
-    options, trials = setting.options, []
+) -> tuple[Options, Expectation, list[Trial], list[tuple[str, Any]]]:
+    """One setting after the other, the best of each kept for the next; and those that there was no time for."""
+    options, trials, skipped = setting.options, [], []
     for name, values in CHOICES.items():
         kept = options
         for value in values:
-            if late() or value == getattr(options, name):
+            if value == getattr(options, name):
+                continue
+            if late():
+                skipped.append((name, value))
                 continue
             tried = replace(kept, **{name: value})
             trial = _trial(batches, replace(setting, options=tried), search, best, (name, value))
@@ -288,7 +309,7 @@ def _try_settings(
                 options, best = tried, trial.expected
             trials.append(trial)
             progress()
-    return options, best, trials
+    return options, best, trials, skipped
 
 
 def _trial(batches: list[Batch], setting: Setting, search: Search, best: Expectation, tried: tuple[str, Any]) -> Trial:
@@ -302,8 +323,10 @@ def _trial(batches: list[Batch], setting: Setting, search: Search, best: Expecta
     layers = setting.model.layers if setting.model is not None else 1
     if expected.kept_bytes * layers > search.kept_bytes:
         return Trial(*tried, expected, False, "keeps too much memory")
-    taken = expected.iteration_s < best.iteration_s * (1 - MARGIN)
-    return Trial(*tried, expected, taken, "" if taken else "no faster")
+    if expected.iteration_s < best.iteration_s * (1 - MARGIN):
+        return Trial(*tried, expected, True)
+    faster = expected.iteration_s < best.iteration_s
+    return Trial(*tried, expected, False, f"less than {MARGIN:.1%} faster" if faster else "no faster")
 
 
 def _kept_bytes(outcome: Outcome) -> int:

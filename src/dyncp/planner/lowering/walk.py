@@ -91,7 +91,7 @@ def write_program(fields: tuple[Any, ...], kept_piece: Ints, kept_offset: Ints) 
         flying, landed = launch(walk, step + 1, own[first:moved])
         first = computed
         until = step  # the last step of which this rank can compute now: where it has nothing to wait for or to launch
-        if flying[0] == flying[1]:
+        if flying[0] == flying[1] and computed < len(work):
             until = walk.messages[own[moved]].step - 2 if moved < len(own) else work[len(work) - 1, STEP]
         while computed < len(work) and work[computed, STEP] <= max(step, until):
             computed += 1

@@ -22,7 +22,7 @@ from dyncp.ir.plan import PASSES, side_token_bytes
 from dyncp.ir.schedule import Schedule, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.scheduling.clock import Clock
-from dyncp.planner.scheduling.greedy import Divisions
+from dyncp.planner.scheduling.greedy import PAPERS, Divisions, divide
 from dyncp.planner.scheduling.moves import input_moves, output_moves, transfers_of
 from dyncp.planner.scheduling.needs import Needs, needs_of
 from dyncp.planner.scheduling.order import enter, fetch_order, fill_steps, last_steps
@@ -127,18 +127,28 @@ def recipes(fetched: int, divisions: int | Literal["auto"]) -> list[Recipe]:
 
 def first_to_end(facts: Facts, tried: list[Recipe], blocks: Blocks, clock: Clock) -> tuple[Ints, Transfers]:
     """int32[C], the steps of the computation blocks, head group by head group, and the transfers: of the recipe that
-    ends first."""
+    ends first or, where all of them are tried, of the greedy schedule if that ends earlier."""
+    made = [follow(facts, recipe, clock.cluster) for recipe in tried]
+    if len(tried) == len(RECIPES):
+        made.append(greedy(facts, clock.cluster))
     best, least = None, np.inf
-    for recipe in tried:
-        at_place, rows = follow(facts, recipe, clock.cluster)
+    for at_place, rows in made:
         step = np.empty_like(at_place)
         step[facts.needs.order] = at_place
         found = step, transfers_of(rows, clock.mask, blocks)
-        seconds = sum(clock.seconds(*found)) if len(tried) > 1 else 0.0
+        seconds = sum(clock.seconds(*found)) if len(made) > 1 else 0.0
         if best is None or seconds < least:
             best, least = found, seconds
     assert best is not None
     return best
+
+
+def greedy(facts: Facts, cluster: Cluster) -> tuple[Ints, Ints]:
+    """The steps, int32[C] by place, and the rows of moves of the paper's schedule."""
+    step, arrival, way_in = divide(facts.needs, cluster, PAPERS)
+    first = np.full(len(facts.needs.piece), int(step.max(initial=0)) + 2)
+    outputs = output_moves(facts.needs, facts.piece_bytes, first, cluster)
+    return step, np.concatenate([input_moves(facts.needs, arrival, way_in), outputs], axis=1)
 
 
 def follow(facts: Facts, recipe: Recipe, cluster: Cluster) -> tuple[Ints, Ints]:
@@ -149,16 +159,16 @@ def follow(facts: Facts, recipe: Recipe, cluster: Cluster) -> tuple[Ints, Ints]:
     when, leave = facts.when[near], facts.leave[near]
     waves = recipe.waves + near
     waves = 0 if not away.any() else max(waves, 2) if several else waves
-    parts = np.cumsum(recipe.growth ** np.arange(recipe.waves))
+    parts = np.cumsum(recipe.growth ** np.arange(1.0 - recipe.waves, 1.0))
     wanted = np.where(away, 1 + near + np.searchsorted(parts / parts[-1] + 1e-9, when - 1), 0)
     wanted[away & (when <= 1)] = 1
     way, wave = enter(needs.entry_ptr, needs.by_entry, needs.rank, needs.size_bytes, wanted, waves, cluster.ranks)
     last = int(wave.max(initial=0))
-    sizes = recipe.growth ** np.arange(last)
+    sizes = recipe.growth ** np.arange(1.0 - last, 1.0)
     if near:
         sizes[0] *= NEAR
     early = recipe.early * sizes / sizes.sum()  # division s covers wave s + 1
-    late = recipe.growth ** -np.arange(recipe.tail + 1)
+    late = recipe.growth ** -np.arange(recipe.tail + 1.0)
     late *= (1 - recipe.early) / late.sum()
     share = np.cumsum(np.concatenate([early, late]))
     if not away.any():
