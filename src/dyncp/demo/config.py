@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dyncp.ir.cluster import Cluster
@@ -87,7 +87,9 @@ class DemoConfig:
     @property
     def options(self) -> Options:
         """The planner's options."""
-        return Options(block_tokens=self.block_tokens, keep=self.keep, seed=self.seed)
+        # a toy fills no tiles, and would mostly take a fixed scheme
+        plain = Options(balance="pairs", portfolio=False)
+        return replace(plain, block_tokens=self.block_tokens, keep=self.keep, seed=self.seed)
 
     def to_json(self) -> str:
         """The configuration as text, for the training processes."""

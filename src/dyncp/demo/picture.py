@@ -15,8 +15,8 @@ LINES: dict[str, dict[str, Any]] = {
     "ring": {"color": "#dd7722", "linewidth": 5, "alpha": 0.45},
     "dynamic": {"color": "#2266aa", "linewidth": 2},
     "zigzag": {"color": "#444444", "linewidth": 1.2, "linestyle": "--"},
-    "data_parallel": {"color": "#55aa77", "linewidth": 2, "linestyle": ":"},
 }
+OTHER = {"color": "#55aa77", "linewidth": 2, "linestyle": ":"}
 
 
 def draw(result: dict[str, Any], path: Path) -> bool:
@@ -67,10 +67,11 @@ def _draw_differences(axes: Axes, result: dict[str, Any]) -> None:
 
 
 def _draw_moved(axes: Axes, result: dict[str, Any]) -> None:
-    for name in sorted(result["strategies"], key=list(LINES).index):
+    names = [name for name in LINES if name in result["strategies"]]
+    for name in [*names, *(name for name in result["strategies"] if name not in LINES)]:
         per_step = [step / 1e6 for step in result["strategies"][name]["bytes_per_step"]]
         mean = sum(per_step) / len(per_step)
-        axes.plot(per_step, label=f"{name} (mean {mean:.1f} MB)", **LINES[name])
+        axes.plot(per_step, label=f"{name} (mean {mean:.1f} MB)", **LINES.get(name, OTHER))
     axes.set_ylim(0, 1.3 * max(max(figures["bytes_per_step"]) for figures in result["strategies"].values()) / 1e6 or 1)
     _finish(axes, "Moved between ranks, forward and backward, all layers", "step", "MB per step")
 

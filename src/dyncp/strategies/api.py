@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from dyncp.ir.arguments import MAX_COUNT, positive_number, whole_number
+from dyncp.ir.arguments import positive_number, whole_number
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
@@ -19,7 +19,6 @@ OBJECTIVES = ("time", "total", "largest")
 PARTITIONERS = ("tiling", "hypergraph")
 SCHEDULES = ("timeline", "greedy")
 BALANCES = ("time", "pairs")
-MOST_OF = {"divisions": 10_000, "tries": 1_000}  # options that cost time or memory by the number
 AUTOMATIC = ("block_tokens", "divisions", "inner_ring")  # options that can be "auto"
 
 
@@ -84,9 +83,7 @@ class Options:
         whole = {"block_tokens": 1, "divisions": 1, "head_degree": 1, "inner_ring": 1, "tries": 1, "seed": 0}
         for name, least in whole.items():
             if getattr(self, name) != "auto" or name not in AUTOMATIC:
-                object.__setattr__(
-                    self, name, whole_number(name, getattr(self, name), least, MOST_OF.get(name, MAX_COUNT))
-                )
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         for name in ("epsilon", "token_epsilon", "effort"):
             if name != "epsilon" or self.epsilon != "auto":
                 positive_number(name, getattr(self, name))

@@ -122,7 +122,9 @@ def recipes(fetched: int, divisions: int | Literal["auto"]) -> list[Recipe]:
     chosen = list(RECIPES[:count])
     if divisions == "auto":
         return chosen
-    return list(dict.fromkeys(recipe._replace(waves=max(divisions - 1 - recipe.tail, 1)) for recipe in chosen))
+    most = max(fetched, 1)  # there is nothing for more waves to bring
+    waves = (min(max(divisions - 1 - recipe.tail, 1), most) for recipe in chosen)
+    return list(dict.fromkeys(recipe._replace(waves=count) for recipe, count in zip(chosen, waves, strict=True)))
 
 
 def first_to_end(facts: Facts, tried: list[Recipe], blocks: Blocks, clock: Clock) -> tuple[Ints, Transfers]:
