@@ -133,6 +133,12 @@ def side_token_bytes(shape: AttentionShape, pass_: Pass, keep: str, wire: str) -
     return [sum(token_bytes(shape, kind, wire) for kind in moved(pass_, side, keep)) for side in Side]
 
 
+def both_passes_bytes(shape: AttentionShape, keep: str, wire: str) -> Ints:
+    """int64[sides]: the same in forward and backward together."""
+    total: Ints = np.sum([side_token_bytes(shape, pass_, keep, wire) for pass_ in PASSES], axis=0)
+    return total
+
+
 class Place(IntEnum):
     """Where a slot lies."""
 

@@ -6,14 +6,11 @@ import time
 from dataclasses import replace
 from math import inf
 
-import numpy as np
-
 from dyncp.cost.model import CostModel
 from dyncp.cost.roofline import Roofline
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
-from dyncp.ir.schedule import Schedule, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.partition import hypergraph
 from dyncp.planner.partition.balance import TOLERANCES, asked_epsilon, balanced_work, chosen_epsilon, unmet
@@ -42,10 +39,10 @@ def dynamic(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Opti
     best, least = None, inf
     for seed in range(options.seed, options.seed + options.tries):
         begun = time.perf_counter()
-        tried = placed(batch, blocks, shape, cluster, replace(options, seed=seed))
+        found, notes = placed(batch, blocks, shape, cluster, replace(options, seed=seed))
         spent["place"] += time.perf_counter() - begun
         begun = time.perf_counter()
-        tried = scheduled(tried, shape, cluster, cost, options)
+        tried = scheduled(found, notes, shape, cluster, cost, options)
         parts = tried.blocks, tried.placement, tried.schedule
         moved = options.keep, options.wire
         seconds = schedule_seconds(*parts, shape, cluster, cost, moved) if options.tries > 1 else 0.0
@@ -64,8 +61,10 @@ def dynamic(batch: Batch, shape: AttentionShape, cluster: Cluster, options: Opti
     return replace(best, seconds=spent)
 
 
-def placed(batch: Batch, blocks: Blocks, shape: AttentionShape, cluster: Cluster, options: Options) -> Layout:
-    """A placement, without a schedule; the weights of masks are the batch's again."""
+def placed(
+    batch: Batch, blocks: Blocks, shape: AttentionShape, cluster: Cluster, options: Options
+) -> tuple[Found, tuple[str, ...]]:
+    """A placement, with notes; the weights of masks are the batch's again."""
     notes: tuple[str, ...] = ()
     if options.partitioner == "hypergraph":
         placement, notes = hypergraph.place(blocks, shape, cluster, options)
@@ -73,16 +72,18 @@ def placed(batch: Batch, blocks: Blocks, shape: AttentionShape, cluster: Cluster
     else:
         found = place(batch, blocks, shape, cluster, options)
     weights = tuple((batch.weights or {})[name] for name in batch.mask_names)
-    nothing = Schedule(np.zeros(found.placement.comp_rank.shape, "int32"), Transfers.concatenate([]))
-    return Layout(replace(found.blocks, mask_weights=weights), found.placement, nothing, notes)
+    return found._replace(blocks=replace(found.blocks, mask_weights=weights)), notes
 
 
-def scheduled(layout: Layout, shape: AttentionShape, cluster: Cluster, cost: CostModel, options: Options) -> Layout:
-    """The same with a schedule."""
-    parts = layout.blocks, layout.placement, shape, cluster
-    if options.schedule == "greedy":
-        return replace(layout, schedule=greedy_schedule(*parts, options))
-    return replace(layout, schedule=timeline_schedule(*parts, cost, options))
+def scheduled(
+    found: Found, notes: tuple[str, ...], shape: AttentionShape, cluster: Cluster, cost: CostModel, options: Options
+) -> Layout:
+    """The layout of a placement."""
+    parts = *found, shape, cluster
+    schedule = (
+        greedy_schedule(*parts, options) if options.schedule == "greedy" else timeline_schedule(*parts, cost, options)
+    )
+    return Layout(*found, schedule, notes)
 
 
 def broken(layout: Layout, shape: AttentionShape, cluster: Cluster, options: Options) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dyncp.cost.model import CostModel, Work
 from dyncp.ir.batch import Batch
 from dyncp.ir.blocks import HAS_KV, Blocks
 from dyncp.ir.cluster import Cluster
-from dyncp.ir.plan import PASSES, side_token_bytes
+from dyncp.ir.plan import PASSES, both_passes_bytes
 from dyncp.ir.schedule import Side
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.partition.nets import loads
@@ -128,7 +128,7 @@ def kv_seconds(blocks: Blocks, shape: AttentionShape, cluster: Cluster, options:
     """How long all of KV, and the way back of its gradient, takes past every node, in both passes and of all layers:
     over all of a node's links, and in a ring of all ranks, by one message at a time (past every rank on one node)."""
     keys = int(blocks.tokens.tokens[(blocks.tokens.role & HAS_KV) > 0].sum())
-    sides = np.sum([side_token_bytes(shape, pass_, options.keep, options.wire) for pass_ in PASSES], axis=0)
+    sides = both_passes_bytes(shape, options.keep, options.wire)
     size = float(keys * shape.groups * (sides[Side.KV_IN] + sides[Side.KV_OUT]) * sum(blocks.mask_weights))
     past_rank = size * (cluster.ranks - 1) / cluster.ranks
     inside_s = past_rank / cluster.intra_bytes_per_s

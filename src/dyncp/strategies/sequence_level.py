@@ -9,10 +9,10 @@ import numpy as np
 from dyncp.ir.arrays import Ints
 from dyncp.ir.batch import Batch
 from dyncp.ir.cluster import Cluster
-from dyncp.ir.plan import PASSES, side_token_bytes
+from dyncp.ir.plan import PASSES, both_passes_bytes
 from dyncp.ir.schedule import Side
 from dyncp.ir.shape import AttentionShape
-from dyncp.planner.partition.estimate import Estimate, compute_seconds
+from dyncp.planner.partition.estimate import compute_seconds
 from dyncp.strategies.api import Layout, Options
 from dyncp.strategies.exchange import Teams, spread
 
@@ -52,7 +52,7 @@ class Demand(NamedTuple):
         """The demand of each sequence of a batch."""
         weights = batch.weights or {}
         pairs = [sum(weights[name] * mask.pairs() for name, mask in one.masks.items()) for one in batch.sequences]
-        sides = np.sum([side_token_bytes(shape, pass_, options.keep, options.wire) for pass_ in PASSES], axis=0)
+        sides = both_passes_bytes(shape, options.keep, options.wire)
         layers = sum(weights.values())
         per_key = float(sides[Side.KV_IN] + sides[Side.KV_OUT]) * shape.groups * layers
         return cls(
@@ -134,7 +134,8 @@ def seconds(demand: Demand, found: Found, cluster: Cluster) -> float:
         covered(*nodes, entered, cluster.nodes).max() / cluster.inter_bytes_per_s,
         (latency * (found.width - 1)).max() * len(PASSES) * demand.layers,
     )
-    return Estimate(compute_s, transfer_s).total_s(HIDDEN)
+    shorter, longer = sorted((compute_s, transfer_s))
+    return float(longer + shorter / HIDDEN)
 
 
 def covered(start: Ints, stop: Ints, value: Ints, count: int) -> Ints:

@@ -5,33 +5,19 @@ An input enters a node once and is passed on there; partial results are merged o
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from dyncp.cost.roofline import PRODUCTS
 from dyncp.ir.arrays import Ints
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.partition.nets import Nets
 
-PASSES = 3.5  # forward and backward, in forwards: the backward has five matrix products where the forward has two
-
-
-class Estimate(NamedTuple):
-    """Seconds of forward and backward of all layers."""
-
-    compute_s: float
-    transfer_s: float
-
-    def total_s(self, divisions: int) -> float:
-        """With all but one of the divisions of the shorter one behind the longer one."""
-        shorter, longer = sorted(self)
-        return longer + shorter / divisions
-
 
 def compute_seconds(pairs: float, shape: AttentionShape, cluster: Cluster) -> float:
     """How long a rank computes on pairs of one head group, forward and backward."""
-    return pairs * PASSES * 2 * shape.group_heads * (shape.head_dim + shape.value_dim) / cluster.flops_per_s
+    forwards = sum(PRODUCTS.values())
+    return pairs * forwards * 2 * shape.group_heads * (shape.head_dim + shape.value_dim) / cluster.flops_per_s
 
 
 def received_bytes(nets: Nets, block_rank: Ints, comp_rank: Ints, cluster: Cluster) -> tuple[Ints, Ints]:

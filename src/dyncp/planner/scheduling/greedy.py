@@ -19,12 +19,11 @@ from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
-from dyncp.ir.plan import PASSES, side_token_bytes
 from dyncp.ir.schedule import Schedule, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.scheduling.fill import NONE, State, choose_ways, fill
 from dyncp.planner.scheduling.moves import input_moves, output_moves, transfers_of
-from dyncp.planner.scheduling.needs import Needs, largest, needs_of, totals
+from dyncp.planner.scheduling.needs import Needs, largest, needs_of, piece_bytes_of, totals
 from dyncp.planner.sorting import pointers
 
 
@@ -61,21 +60,25 @@ def greedy_schedule(
     aside: bytes x (nodes - 1).
     """
     comp_step = np.empty((blocks.groups, len(blocks)), "int32")
-    per_token = np.sum([side_token_bytes(shape, pass_, options.keep, options.wire) for pass_ in PASSES], axis=0)
-    piece_bytes = np.repeat(per_token[:, None] * blocks.tokens.tokens, blocks.groups)  # of all sides
+    piece_bytes = piece_bytes_of(blocks, shape, options.keep, options.wire)
     moves: list[Transfers] = []
     for mask in range(len(blocks.mask_names)):
         part = blocks.of_mask(mask)
         needs = needs_of(blocks, placement, part, piece_bytes, cluster)
-        step, arrival, way_in = divide(needs, cluster, divisions_of(options))
-        first = np.full(len(needs.piece), int(step.max(initial=0)) + 2)
-        outputs = output_moves(needs, piece_bytes, first, cluster)
-        rows = np.concatenate([input_moves(needs, arrival, way_in), outputs], axis=1)
+        step, rows = divided(needs, piece_bytes, cluster, divisions_of(options))
         moves.append(transfers_of(rows, mask, blocks))
         of_mask = np.empty_like(step)
         of_mask[needs.order] = step
         comp_step[:, part] = of_mask.reshape(blocks.groups, -1)
     return Schedule(comp_step, Transfers.concatenate(moves))
+
+
+def divided(needs: Needs, piece_bytes: Ints, cluster: Cluster, divisions: int) -> tuple[Ints, Ints]:
+    """Of one mask: the steps, int32[C] by place, and the rows of moves (see `moves.py`)."""
+    step, arrival, way_in = divide(needs, cluster, divisions)
+    first = np.full(len(needs.piece), int(step.max(initial=0)) + 2)
+    outputs = output_moves(needs, piece_bytes, first, cluster)
+    return step, np.concatenate([input_moves(needs, arrival, way_in), outputs], axis=1)
 
 
 def divide(needs: Needs, cluster: Cluster, divisions: int) -> tuple[Ints, Ints, Ints]:

@@ -15,6 +15,8 @@ from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
+from dyncp.ir.plan import both_passes_bytes
+from dyncp.ir.shape import AttentionShape
 from dyncp.jit import jit
 from dyncp.planner.sorting import counting_sort, pointers
 
@@ -35,6 +37,11 @@ class Needs(NamedTuple):
     entry: Ints  # int32[M], -1 where the rank is on its owner's node
     by_entry: Ints  # int32[m], needs that have an entry, by entry and then by rank
     entry_ptr: Ints  # int64[E + 1], bounds of those of each entry
+
+
+def piece_bytes_of(blocks: Blocks, shape: AttentionShape, keep: str, wire: str) -> Ints:
+    """int64[sides * B * G]: what a transfer of each side of each (token block, head group) carries, in both passes."""
+    return np.repeat(both_passes_bytes(shape, keep, wire)[:, None] * blocks.tokens.tokens, blocks.groups)
 
 
 def needs_of(blocks: Blocks, placement: Placement, part: slice, piece_bytes: Ints, cluster: Cluster) -> Needs:

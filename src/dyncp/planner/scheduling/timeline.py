@@ -18,13 +18,12 @@ from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import Blocks
 from dyncp.ir.cluster import Cluster
 from dyncp.ir.placement import Placement
-from dyncp.ir.plan import PASSES, side_token_bytes
 from dyncp.ir.schedule import Schedule, Transfers
 from dyncp.ir.shape import AttentionShape
 from dyncp.planner.scheduling.clock import Clock
-from dyncp.planner.scheduling.greedy import PAPERS, Divisions, divide
+from dyncp.planner.scheduling.greedy import PAPERS, Divisions, divided
 from dyncp.planner.scheduling.moves import input_moves, output_moves, transfers_of
-from dyncp.planner.scheduling.needs import Needs, needs_of
+from dyncp.planner.scheduling.needs import Needs, needs_of, piece_bytes_of
 from dyncp.planner.scheduling.order import enter, fetch_order, fill_steps, last_steps
 
 NEAR = 0.25  # of a wave between nodes: how long one inside nodes is
@@ -78,9 +77,10 @@ def timeline_schedule(
     """
     comp_step = np.empty((blocks.groups, len(blocks)), "int32")
     moves: list[Transfers] = []
+    block_s = block_seconds(blocks, shape, cost)
     for mask in range(len(blocks.mask_names)):
         clock = Clock(blocks, placement, mask, shape, cluster, cost, (options.keep, options.wire))
-        facts = gather(blocks, placement, clock)
+        facts = gather(blocks, placement, block_s, clock)
         tried = recipes(int(facts.away.sum()), options.divisions)
         step, transfers = first_to_end(facts, tried, blocks, clock)
         comp_step[:, blocks.of_mask(mask)] = step.reshape(blocks.groups, -1)
@@ -88,11 +88,10 @@ def timeline_schedule(
     return Schedule(comp_step, Transfers.concatenate(moves))
 
 
-def gather(blocks: Blocks, placement: Placement, clock: Clock) -> Facts:
-    """The facts of one mask."""
+def gather(blocks: Blocks, placement: Placement, block_s: Ints, clock: Clock) -> Facts:
+    """The facts of one mask; `block_s` as `block_seconds` has it."""
     cluster, part = clock.cluster, blocks.of_mask(clock.mask)
-    sides = np.sum([side_token_bytes(clock.shape, pass_, *clock.moved) for pass_ in PASSES], axis=0)
-    piece_bytes = np.repeat(sides[:, None] * blocks.tokens.tokens, blocks.groups)
+    piece_bytes = piece_bytes_of(blocks, clock.shape, *clock.moved)
     needs = needs_of(blocks, placement, part, piece_bytes, cluster)
     away = needs.pair >= 0
     # what enters a node does so by one rank of those that need it
@@ -100,7 +99,7 @@ def gather(blocks: Blocks, placement: Placement, clock: Clock) -> Facts:
     per_rank = cluster.between_bytes_per_s / cluster.ranks_per_node
     between_s = np.where(needs.entry >= 0, needs.size_bytes / sharing / per_rank, 0.0)
     fetch_s = needs.size_bytes / cluster.intra_bytes_per_s + between_s
-    work_s = np.tile(block_seconds(blocks, clock.shape, clock.cost)[part], blocks.groups)[needs.order]
+    work_s = np.tile(block_s[part], blocks.groups)[needs.order]
     out_bytes = piece_bytes[needs.piece + len(piece_bytes) // 2]
     out_s = fetch_s * out_bytes / np.maximum(needs.size_bytes, 1)
     near = away & (needs.entry < 0)
@@ -132,7 +131,7 @@ def first_to_end(facts: Facts, tried: list[Recipe], blocks: Blocks, clock: Clock
     ends first or, where all of them are tried, of the greedy schedule if that ends earlier."""
     made = [follow(facts, recipe, clock.cluster) for recipe in tried]
     if len(tried) == len(RECIPES):
-        made.append(greedy(facts, clock.cluster))
+        made.append(divided(facts.needs, facts.piece_bytes, clock.cluster, PAPERS))
     best, least = None, np.inf
     for at_place, rows in made:
         step = np.empty_like(at_place)
@@ -143,14 +142,6 @@ def first_to_end(facts: Facts, tried: list[Recipe], blocks: Blocks, clock: Clock
             best, least = found, seconds
     assert best is not None
     return best
-
-
-def greedy(facts: Facts, cluster: Cluster) -> tuple[Ints, Ints]:
-    """The steps, int32[C] by place, and the rows of moves of the paper's schedule."""
-    step, arrival, way_in = divide(facts.needs, cluster, PAPERS)
-    first = np.full(len(facts.needs.piece), int(step.max(initial=0)) + 2)
-    outputs = output_moves(facts.needs, facts.piece_bytes, first, cluster)
-    return step, np.concatenate([input_moves(facts.needs, arrival, way_in), outputs], axis=1)
 
 
 def follow(facts: Facts, recipe: Recipe, cluster: Cluster) -> tuple[Ints, Ints]:
