@@ -17,6 +17,7 @@ from typing import Any
 from dyncp.ir.arguments import whole_number
 from dyncp.ir.batch import DEFAULT_MASK, Batch, Sequence
 from dyncp.ir.codec import MAGIC
+from dyncp.ir.errors import DecodeError, decoding
 from dyncp.ir.mask import Mask
 from dyncp.ir.text import TITLE
 from dyncp.masks import from_spec, to_spec
@@ -30,19 +31,17 @@ def read_batch(path: str | Path) -> Batch:
     """The batch in a JSON file.
 
     Raises:
-        ValueError: a file that cannot be read, is a plan, is not JSON, or does not describe a batch; says where and how
-            to fix it.
+        ValueError: a file that cannot be read.
+        DecodeError: a file that is a plan, is not JSON, or does not describe a batch; says where and how to fix it.
     """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read the batch file {path}: {error.strerror}") from error
     if content.startswith(PLAN_STARTS):
-        raise ValueError(f"{path} is a plan, not a batch: give the batch file, or look at the plan with dyncp show")
-    try:
+        raise DecodeError(f"{path} is a plan, not a batch: give the batch file, or look at the plan with dyncp show")
+    with decoding(f"the batch file {path} is not JSON: "):
         data = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the batch file {path} is not JSON: {error}") from error
     return batch_from_dict(data)
 
 
@@ -63,8 +62,13 @@ def batch_from_dict(data: Mapping[str, Any]) -> Batch:
     """The batch that a JSON object describes; see the head of this file.
 
     Raises:
-        ValueError: a missing or unknown key, or a value of another type or out of range; names the sequence.
+        DecodeError: a missing or unknown key, or a value of another type or out of range; names the sequence.
     """
+    with decoding():
+        return _batch(data)
+
+
+def _batch(data: Mapping[str, Any]) -> Batch:
     _check_object("a batch", data, BATCH_KEYS)
     items = data.get("sequences")
     if not isinstance(items, list) or not items:

@@ -66,7 +66,7 @@ def handmade() -> Plan:
             (Kind.OUT, 0, 0, LOCAL, 0, 0),
             (Kind.OUT, 2, 1, LOCAL, 0, 4),
             (Kind.KV, 3, 1, KEPT, 0, 128),
-            (Kind.OUT, 1, 0, ARENA, 1, 256),
+            (Kind.OUT, 1, 0, ARENA, 1, 240),
             (Kind.KV, 0, 0, ARENA, 0, 384),
             (Kind.OUT, 1, 0, ARENA, 0, 640),
         ),
@@ -85,16 +85,16 @@ def handmade() -> Plan:
     )
     backward = Program(
         slots(
-            (Kind.Q, 0, 0, LOCAL, 0, 0),
-            (Kind.DO, 0, 0, LOCAL, 0, 0),
-            (Kind.STATS, 0, 0, LOCAL, 0, 0),
+            (Kind.Q, 2, 1, LOCAL, 0, 4),
+            (Kind.DO, 2, 1, LOCAL, 0, 4),
+            (Kind.STATS, 2, 1, LOCAL, 0, 4),
             (Kind.KV, 3, 1, KEPT, 0, 128),
-            (Kind.DQ, 0, 0, LOCAL, 0, 0),
+            (Kind.DQ, 2, 1, LOCAL, 0, 4),
             (Kind.DKV, 3, 1, ARENA, 0, 0),
         ),
         (
-            Attention([0], [[0, 1, 2, 3]], [[4, 5]], [5]),
-            CommLaunch(7, [1], [1], [0, 0], []),
+            Attention([1], [[0, 1, 2, 3]], [[4, 5]], [5]),
+            CommLaunch(7, [1], [1], [0, 1], [5]),
             CommWait(7),
         ),
         arena_bytes=256,

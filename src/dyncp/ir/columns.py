@@ -1,4 +1,4 @@
-"""The body of a plan file: records taken apart into columns of numbers, and put together again.
+"""The body of a file: records taken apart into columns of numbers, and put together again.
 
 The instances of a class lie field by field: all values of `Slots.kind`, of all programs, make one column, stored in the
 narrowest integers that hold them. `CLASSES` says which classes a body may hold; the rest follows from their fields.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
@@ -34,20 +34,27 @@ from dyncp.ir.shape import AttentionShape
 
 COLUMN = struct.Struct("<BQ")  # index into STORED, number of values
 PLAN, RANK = 0, 1  # kinds of bodies
-MAX_BYTES = 1 << 30  # of a body, and of the arrays made from it
+MAX_BYTES = 1 << 30  # of a body, and of all that is made from it
 STORED = tuple(np.dtype(name) for name in ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f8"))
 BYTE, FLOAT = 0, len(STORED) - 1
+# Bytes that Python takes for what is made of one number, beside the number itself: at least these, so that a file of
+# many tiny things takes no more memory than one of a few large ones.
+NUMBER_BYTES, TAG_BYTES, ITEM_BYTES, ARRAY_BYTES = 40, 96, 16, 176
 LIMITS = tuple((int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for dtype in STORED[:FLOAT])
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Form of an array field: its dtype and number of dimensions."""
+    """Form of an array field: its dtype and number of dimensions, and the bytes of what else its user makes of each of
+    its numbers.
+    """
 
     dtype: str
     ndim: int = 1
+    use_bytes: int = 0
 
 
+SLICES = Array("int32", ndim=2, use_bytes=4)  # validation needs them as int64
 I4, I8, U1, I4_ROWS = Array("int32"), Array("int64"), Array("uint8"), Array("int32", ndim=2)
 
 # Every class that a file may hold, with the forms that its annotations do not tell. The order of the classes' fields
@@ -56,7 +63,7 @@ CLASSES: dict[type, dict[str, Any]] = {
     AttentionShape: {"v_head_dim": int},
     TokenBlocks: {"sequence": I4, "start": I8, "stop": I8, "role": U1},
     PlanHeader: {"owner": I4},
-    Comps: {"index": I4, "q_block": I4, "kv_block": I4, "slice_ptr": I4, "slices": I4_ROWS},
+    Comps: {"index": I4, "q_block": I4, "kv_block": I4, "slice_ptr": I4, "slices": SLICES},
     Slots: {"kind": U1, "block": I4, "group": I4, "place": U1, "wire": U1, "offset": I8},
     Attention: {"comp": I4, "reads": I4_ROWS, "writes": I4_ROWS, "fresh": I4},
     Reduction: {"src": I4, "dst": I4, "fresh": I4},
@@ -67,7 +74,10 @@ CLASSES: dict[type, dict[str, Any]] = {
     RankProgram: {},
 }
 PROGRAMS = tuple[RankProgram, ...]
-BODIES = ((PlanHeader, tuple[PROGRAMS, ...]), (PlanHeader, int, PROGRAMS))  # by kind
+BODIES: tuple[dict[str, Any], ...] = (  # by kind of plan file
+    {"header": PlanHeader, "programs": tuple[PROGRAMS, ...]},
+    {"header": PlanHeader, "rank": int, "programs": PROGRAMS},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class Column:
 
     name: str
     dtype: np.dtype[Any]
+    made_bytes: int  # of what is made of one value: the value in its dtype, and objects
 
 
 class ColumnReader:
@@ -219,25 +230,27 @@ class OneOf:
 class Schema:
     """The columns of one kind of body, and the forms that fill them."""
 
-    def __init__(self, types: Sequence[Any]) -> None:
+    def __init__(self, types: Mapping[str, Any], what: str = "plan", remedy: str = "use larger blocks") -> None:
+        self.what, self.remedy = what, remedy  # for the error of one that is too large
         self.columns: list[Column] = []
         self.records: dict[type, Record] = {}
-        self.forms = tuple(self.form(type_, f"body[{index}]") for index, type_ in enumerate(types))
+        self.forms = tuple(self.form(type_, name) for name, type_ in types.items())
 
     def form(self, type_: Any, name: str) -> Form:
         """The form of values of a type; `name` says where they are found."""
         if isinstance(type_, Array):
-            return ArrayForm(self.add(f"{name} sizes", "uint32"), self.add(name, type_.dtype), type_.ndim)
+            sizes = self.add(f"{name} sizes", "uint32", ARRAY_BYTES)
+            return ArrayForm(sizes, self.add(name, type_.dtype, type_.use_bytes), type_.ndim)
         if type_ in (int, float):
-            return Number(self.add(name, "int64" if type_ is int else "float64"))
+            return Number(self.add(name, "int64" if type_ is int else "float64", NUMBER_BYTES))
         if type_ is str:
-            return Text(ArrayForm(self.add(f"{name} sizes", "uint32"), self.add(name, "uint8"), 1))
+            return Text(ArrayForm(self.add(f"{name} sizes", "uint32", ARRAY_BYTES), self.add(name, "uint8", 4), 1))
         if get_origin(type_) is tuple:
-            return Many(self.add(f"{name} count", "uint32"), self.form(get_args(type_)[0], f"{name}[]"))
+            return Many(self.add(f"{name} count", "uint32", ITEM_BYTES), self.form(get_args(type_)[0], f"{name}[]"))
         if type_ == Instruction:
             members = get_args(type_)
             tags = {member: tag for tag, member in enumerate(members)}
-            return OneOf(self.add(f"{name} tag", "uint8"), tuple(map(self.record, members)), tags)
+            return OneOf(self.add(f"{name} tag", "uint8", TAG_BYTES), tuple(map(self.record, members)), tags)
         return self.record(type_)
 
     def record(self, cls: type) -> Record:
@@ -249,46 +262,45 @@ class Schema:
             self.records[cls] = Record(cls, names, forms)
         return self.records[cls]
 
-    def add(self, name: str, dtype: str) -> int:
-        self.columns.append(Column(name, np.dtype(dtype)))
+    def add(self, name: str, dtype: str, objects_bytes: int) -> int:
+        self.columns.append(Column(name, np.dtype(dtype), np.dtype(dtype).itemsize + objects_bytes))
         return len(self.columns) - 1
 
 
-SCHEMAS = tuple(Schema(types) for types in BODIES)  # by kind
+SCHEMAS = tuple(Schema(types) for types in BODIES)  # by kind of plan file
 
 
-def encode_body(kind: int, values: Sequence[Any]) -> bytes:
-    """The values of one of `BODIES`: a table of columns, and their numbers.
+def encode_body(schema: Schema, values: Sequence[Any]) -> bytes:
+    """The values of a schema's types: a table of columns, and their numbers.
 
     Raises:
-        ValueError: more than `MAX_BYTES`.
+        ValueError: more than `MAX_BYTES`, as they are written or as they would be read.
     """
-    schema = SCHEMAS[kind]
     out: Written = [[] for _ in schema.columns]
     for form, value in zip(schema.forms, values, strict=True):
         form.put(value, out)
-    heads, data = [], []
+    heads, data, made_bytes = [], [], 0
     for column, parts in zip(schema.columns, out, strict=True):
         stored, numbers = _pack(column, parts)
+        made_bytes += numbers.size * column.made_bytes
         heads.append(COLUMN.pack(stored, numbers.size))
         data.append(numbers.tobytes())
     body = b"".join(heads + data)
-    if len(body) > MAX_BYTES:
-        raise ValueError(f"the plan takes {len(body)} bytes, at most {MAX_BYTES} can be written: use larger blocks")
+    if (size_bytes := max(len(body), made_bytes)) > MAX_BYTES:
+        raise ValueError(
+            f"the {schema.what} takes {size_bytes} bytes, at most {MAX_BYTES} can be written: {schema.remedy}"
+        )
     return body
 
 
-def decode_body(kind: int, body: bytes) -> list[Any]:
+def decode_body(schema: Schema, body: bytes, max_bytes: int = MAX_BYTES) -> list[Any]:
     """The values that `encode_body` made `body` of; their arrays share the memory of their columns, read-only.
 
     Raises:
-        ValueError: anything that `encode_body` does not make.
+        ValueError: anything that `encode_body` does not make, or what would take more than `max_bytes`.
     """
-    schema = SCHEMAS[kind]
-    source = [
-        ColumnReader(column, values)
-        for column, values in zip(schema.columns, _decode_columns(schema.columns, body), strict=True)
-    ]
+    columns = _decode_columns(schema.columns, body, max_bytes)
+    source = [ColumnReader(column, values) for column, values in zip(schema.columns, columns, strict=True)]
     values = [form.get(source) for form in schema.forms]
     for reader in source:
         if reader.position != len(reader.values):
@@ -296,7 +308,7 @@ def decode_body(kind: int, body: bytes) -> list[Any]:
     return values
 
 
-def _decode_columns(columns: Sequence[Column], body: bytes) -> list[Ints]:
+def _decode_columns(columns: Sequence[Column], body: bytes, max_bytes: int) -> list[Ints]:
     """The values of all columns, read-only."""
     position = COLUMN.size * len(columns)
     if len(body) < position:
@@ -308,9 +320,9 @@ def _decode_columns(columns: Sequence[Column], body: bytes) -> list[Ints]:
     claimed = position + sum(STORED[stored].itemsize * count for stored, count in heads)
     if claimed != len(body):
         raise ValueError(f"its columns claim {claimed} bytes, expected {len(body)}")
-    needed = sum(column.dtype.itemsize * count for column, (_, count) in zip(columns, heads, strict=True))
-    if needed > MAX_BYTES:
-        raise ValueError(f"its arrays take {needed} bytes, expected at most {MAX_BYTES}")
+    needed = sum(column.made_bytes * count for column, (_, count) in zip(columns, heads, strict=True))
+    if needed > max_bytes:
+        raise ValueError(f"its arrays take {needed} bytes, expected at most {max_bytes}")
     result = []
     for column, (stored, count) in zip(columns, heads, strict=True):
         raw = np.frombuffer(body, STORED[stored], count, position)

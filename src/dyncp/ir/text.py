@@ -16,6 +16,7 @@ import numpy as np
 
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import HAS_KV, HAS_Q, TokenBlocks
+from dyncp.ir.errors import DecodeError, decoding
 from dyncp.ir.plan import (
     KEEP,
     PASSES,
@@ -236,13 +237,14 @@ def parse_plan(text: str) -> tuple[PlanHeader, Programs, str | None]:
     whether numbers are in range.
 
     Raises:
-        ValueError: with the number of the line.
+        DecodeError: with the number of the line.
     """
     lines = _Lines(text)
     try:
-        return _read_plan(lines)
-    except ValueError as error:
-        raise ValueError(f"line {lines.number} of the plan's text: {error}") from None
+        with decoding():
+            return _read_plan(lines)
+    except DecodeError as error:
+        raise DecodeError(f"line {lines.number} of the plan's text: {error}") from None
 
 
 class _Lines:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, assert_never
 
 import numpy as np
@@ -17,6 +18,7 @@ from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import HAS_KV, HAS_Q, TokenBlocks
 from dyncp.ir.cluster import MAX_RANKS
 from dyncp.ir.mask import Mask
+from dyncp.ir.overlaps import check_disjoint
 from dyncp.ir.plan import (
     PASSES,
     WIRE,
@@ -38,13 +40,15 @@ from dyncp.ir.plan import (
     Slots,
     token_bytes,
 )
+from dyncp.ir.slices import Q_START, Q_STOP
 
 MAX_COMPS = (1 << 31) - 1
 MAX_STEPS = (1 << 31) - 1
 MAX_TOKENS = (1 << 31) - 1  # of a sequence; the slices of a computation block are int32
 MAX_SIZE_BYTES = 1 << 60  # of anything; so that sums of sizes stay within int64
 MAX_PADDING_BYTES = 1 << 12  # per slot; so that no memory is claimed beyond what slots need
-MAX_SLICE_ROWS = 1 << 24  # rows over all slices of one computation block; looking for overlaps takes memory per row
+MAX_SLICE_ROWS = 1 << 24  # rows over all slices of one computation block; looking for overlaps takes time per row
+CHUNK_COMPS = 1 << 12  # computation blocks looked at together, to bound the memory
 
 ROLES = np.array([HAS_KV if kind.of_keys else HAS_Q for kind in Kind])  # that a token block needs, by Kind
 
@@ -60,9 +64,9 @@ def validate_plan(plan: Plan) -> None:
         len(plan.programs) == plan.header.ranks,
         f"the plan has programs for {len(plan.programs)} ranks, expected {plan.header.ranks}",
     )
-    sizes_bytes = _piece_sizes(plan.header)
+    layout = _layout(plan.header)
     for rank, programs in enumerate(plan.programs):
-        _validate_programs(plan.header, rank, programs, sizes_bytes)
+        _validate_programs(layout, rank, programs)
 
 
 def validate_rank(rank_plan: RankPlan) -> None:
@@ -75,7 +79,7 @@ def validate_rank(rank_plan: RankPlan) -> None:
     header = rank_plan.header
     validate_header(header)
     _require(0 <= rank_plan.rank < header.ranks, f"rank is {rank_plan.rank}, expected 0 to {header.ranks - 1}")
-    _validate_programs(header, rank_plan.rank, rank_plan.programs, _piece_sizes(header))
+    _validate_programs(_layout(header), rank_plan.rank, rank_plan.programs)
 
 
 def validate_header(header: PlanHeader) -> None:
@@ -89,10 +93,8 @@ def validate_header(header: PlanHeader) -> None:
         f"the plan is for {header.nodes} nodes x {header.ranks_per_node} ranks, expected 1 to {MAX_RANKS} ranks",
     )
     names, weights = header.mask_names, header.mask_weights
-    _require(
-        len(names) > 0 and len(set(names)) == len(names),
-        f"mask names are {names}, expected at least one, all different",
-    )
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"mask names are {_cut(names)}, expected at least one, all different")
     _require(len(names) == len(weights), f"{len(names)} mask names but {len(weights)} weights")
     for weight in weights:
         _require(weight > 0 and math.isfinite(weight), f"a mask weight is {weight}, expected a positive number")
@@ -126,14 +128,42 @@ def _validate_tiling(tokens: TokenBlocks) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the programs of all ranks are held against."""
+
+    header: PlanHeader
+    tokens: Ints  # int64[B]
+    token_bytes: Ints  # int64[kinds, 2], by kind and whether the slot has the wire dtype
+    rows: Ints  # int64[2, B], first row in its owner's tensors of each token block: of its queries, of its keys; or -1
+
+
+def _layout(header: PlanHeader) -> _Layout:
+    wires = ("float32", header.wire)
+    token_bytes_ = np.array([[token_bytes(header.shape, kind, wire) for wire in wires] for kind in Kind], np.int64)
+    tokens = header.tokens.tokens
+    rows = np.full((2, len(tokens)), -1, np.int64)
+    for side, role in enumerate((HAS_Q, HAS_KV)):
+        blocks = np.flatnonzero(header.tokens.role & role)
+        blocks = blocks[np.argsort(header.owner[blocks], kind="stable")]
+        owner, sizes = header.owner[blocks], tokens[blocks]
+        start = np.cumsum(sizes) - sizes
+        first = np.append(True, owner[1:] != owner[:-1])[: len(blocks)]
+        rows[side, blocks] = start - np.maximum.accumulate(np.where(first, start, 0))
+    return _Layout(header, tokens, token_bytes_, rows)
+
+
+@dataclass(frozen=True, slots=True)
 class _Scope:
-    """What the fields of one rank's program under one mask are held against."""
+    """One rank's program under one mask, and what its fields are held against."""
 
     where: str
-    header: PlanHeader
+    layout: _Layout
     rank: int
-    rows: Ints  # int64[2, B], first local row of each token block: of its queries, of its keys; -1: not here
-    sizes_bytes: Ints  # int64[kinds, 2, B], see _piece_sizes
+
+    @property
+    def header(self) -> PlanHeader:
+        """The plan's header."""
+        return self.layout.header
 
 
 @dataclass(slots=True)
@@ -156,66 +186,64 @@ class _References:
             _in_range(f"{where}, instruction {instruction}: {name}", values, stop)
 
 
-def _piece_sizes(header: PlanHeader) -> Ints:
-    """int64[kinds, 2, B]: bytes of a slot by kind, whether it has the wire dtype, and token block."""
-    sizes = [[header.piece_bytes(kind, wire) for wire in (False, True)] for kind in Kind]
-    return np.array(sizes, np.int64).reshape(len(Kind), 2, len(header.tokens))
-
-
-def _validate_programs(header: PlanHeader, rank: int, programs: Sequence[RankProgram], sizes_bytes: Ints) -> None:
+def _validate_programs(layout: _Layout, rank: int, programs: Sequence[RankProgram]) -> None:
+    header = layout.header
     _require(
         len(programs) == len(header.mask_names),
         f"rank {rank} has programs for {len(programs)} masks, expected {len(header.mask_names)}",
     )
-    rows = np.full((2, len(header.tokens)), -1, np.int64)
-    for side, role in enumerate((HAS_Q, HAS_KV)):
-        blocks = header.owned(rank, role)
-        tokens = header.tokens.tokens[blocks]
-        rows[side, blocks] = np.cumsum(tokens) - tokens
     for name, program in zip(header.mask_names, programs, strict=True):
         where = f"rank {rank}, mask {name!r}"
-        _validate_comps(where, header, program.comps)
+        _validate_comps(where, layout, program.comps)
         for pass_, one in zip(PASSES, (program.forward, program.backward), strict=True):
-            scope = _Scope(f"{where}, {pass_.name}", header, rank, rows, sizes_bytes)
+            scope = _Scope(f"{where}, {pass_.name}", layout, rank)
             _validate_slots(scope, one)
             _validate_instructions(scope, pass_, one, len(program.comps))
         kept, used = program.forward.kept_bytes, program.backward.kept_bytes
         _require(used == kept, f"{where}: kept_bytes is {used} backward, expected the forward's {kept}")
 
 
-def _validate_comps(where: str, header: PlanHeader, comps: Comps) -> None:
+def _validate_comps(where: str, layout: _Layout, comps: Comps) -> None:
+    tokens = layout.header.tokens
     _same_length(f"{where}, computation blocks", comps.index, comps.q_block, comps.kv_block)
     _in_range(f"{where}: index", comps.index, MAX_COMPS)
     for name, blocks, role in (("q_block", comps.q_block, HAS_Q), ("kv_block", comps.kv_block, HAS_KV)):
-        _in_range(f"{where}: {name}", blocks, len(header.tokens))
-        has_role = (header.tokens.role[blocks] & role) > 0
+        _in_range(f"{where}: {name}", blocks, len(tokens))
+        has_role = (tokens.role[blocks] & role) > 0
         _each(f"{where}: {name}", blocks, has_role, f"a token block with role {role}")
     slices = comps.slices
     _require(slices.ndim == 2 and slices.shape[1] == 6, f"{where}: slices are {slices.shape}, expected [K, 6]")
     _pointers(f"{where}: slice_ptr", comps.slice_ptr, len(comps), len(slices))
-    tokens = header.tokens.tokens
-    q_size, kv_size = tokens[comps.q_block].tolist(), tokens[comps.kv_block].tolist()
-    ptr, raw, row_bytes = comps.slice_ptr.tolist(), slices.tobytes(), 6 * slices.itemsize
+    for first in range(0, len(comps), CHUNK_COMPS):
+        _validate_masks(where, layout.tokens, comps, first, min(first + CHUNK_COMPS, len(comps)))
+
+
+def _validate_masks(where: str, tokens: Ints, comps: Comps, first: int, last: int) -> None:
+    """The slices of computation blocks `[first, last)`."""
+    q_size, kv_size = (tokens[blocks[first:last]].tolist() for blocks in (comps.q_block, comps.kv_block))
+    ptr = comps.slice_ptr[first : last + 1].tolist()
+    slices = comps.slices[ptr[0] : ptr[-1]]
+    raw, row_bytes = slices.tobytes(), 6 * slices.itemsize
     seen = set()  # most computation blocks have one of a few masks
-    for comp in range(len(comps)):
-        start, stop = ptr[comp], ptr[comp + 1]
-        key = (q_size[comp], kv_size[comp], raw[start * row_bytes : stop * row_bytes])
+    for at, (q, kv, (start, stop)) in enumerate(zip(q_size, kv_size, pairwise(ptr), strict=True)):
+        start, stop = start - ptr[0], stop - ptr[0]
+        key = (q, kv, raw[start * row_bytes : stop * row_bytes])
         if key in seen:
             continue
         seen.add(key)
         try:
-            _validate_slices(q_size[comp], kv_size[comp], slices[start:stop])
+            _validate_slices(q, kv, slices[start:stop])
         except ValueError as error:
-            raise ValueError(f"{where}, computation block {comp}: {error}") from None
+            raise ValueError(f"{where}, computation block {first + at}: {error}") from None
 
 
 def _validate_slices(q_size: int, kv_size: int, slices: Ints) -> None:
     mask = Mask(q_size, kv_size, slices)
     _require(np.array_equal(mask.slices, slices), "its slices are not sorted, or a single row has a step")
     if len(slices) > 1:
-        rows = int((mask.slices[:, 1] - mask.slices[:, 0]).sum())
+        rows = int((mask.slices[:, Q_STOP] - mask.slices[:, Q_START]).sum())
         _require(rows <= MAX_SLICE_ROWS, f"its slices have {rows} rows, expected at most {MAX_SLICE_ROWS}")
-        mask.check()
+        check_disjoint(mask.slices)
 
 
 def _validate_slots(scope: _Scope, program: Program) -> None:
@@ -237,11 +265,13 @@ def _validate_slots(scope: _Scope, program: Program) -> None:
 def _validate_places(scope: _Scope, slots: Slots, program: Program) -> None:
     """Every slot lies inside the memory that it says it is in."""
     where = f"{scope.where}, slots: offset"
-    row = scope.rows[(ROLES[slots.kind] == HAS_KV).astype(np.intp), slots.block]
+    layout = scope.layout
+    row = layout.rows[(ROLES[slots.kind] == HAS_KV).astype(np.intp), slots.block]
+    row = np.where(layout.header.owner[slots.block] == scope.rank, row, -1)
     _each(where, slots.offset, (slots.place == Place.LOCAL) | (slots.offset % 4 == 0), "a multiple of 4 bytes")
     at_row = (slots.place != Place.LOCAL) | ((slots.offset == row) & (row >= 0))
     _each(where, slots.offset, at_row, f"of a local slot, the first row of a token block of rank {scope.rank}")
-    slot_bytes = scope.sizes_bytes[slots.kind, slots.wire, slots.block]
+    slot_bytes = layout.token_bytes[slots.kind, slots.wire] * layout.tokens[slots.block]
     end = slots.offset + slot_bytes
     for place, size in ((Place.ARENA, program.arena_bytes), (Place.KEPT, program.kept_bytes)):
         here = slots.place == place
@@ -337,6 +367,14 @@ def _pointers(where: str, ptr: Ints, count: int, total: int) -> None:
     _require(ptr.shape == (count + 1,), f"{where}: {ptr.size} numbers, expected {count + 1}")
     ascends = ptr[0] == 0 and ptr[-1] == total and not (ptr[1:] < ptr[:-1]).any()
     _require(ascends, f"{where}: {_shown(ptr)}, expected to ascend from 0 to {total}")
+
+
+def _cut(value: object) -> str:
+    """A value in an error message, cut short."""
+    if isinstance(value, tuple):
+        shown = ", ".join(map(_cut, value[:8])) + (", ..." if len(value) > 8 else "," if len(value) == 1 else "")
+        return f"({shown})"
+    return repr(value[:80]) if isinstance(value, str) else repr(value)
 
 
 def _shown(values: Ints) -> str:
