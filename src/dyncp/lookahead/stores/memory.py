@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import threading
 
+from dyncp.lookahead.stores.api import check_small
+
 
 class MemoryStore:
-    """`PlanStore` for one rank, or for several ranks that are threads of one process."""
+    """`PlanStore` for one rank, or for several ranks that are threads of one process.
 
-    def __init__(self) -> None:
+    Args:
+        job: only a name here: each `MemoryStore` has keys of its own.
+    """
+
+    def __init__(self, job: str = "") -> None:
+        self.address = "memory"
+        self.lasting = False
+        self.job = job
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
@@ -20,6 +29,16 @@ class MemoryStore:
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
+
+    def add(self, key: str, value: bytes) -> bool:
+        """See `PlanStore.add`."""
+        check_small(key, value)
+        with self._changed:
+            if key in self._values:
+                return False
+            self._values[key] = value
+            self._changed.notify_all()
+            return True
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """See `PlanStore.get`."""
