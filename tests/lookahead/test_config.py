@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +33,17 @@ from dyncp.masks import causal
         (lambda: Batching(64, weights={"window": 1}), "weight for mask 'window', but the only one .* is 'default'"),
         (lambda: Batching(64, weights={"default": 0}), "the weight of mask 'default' is 0; it must be a positive"),
         (lambda: Batching(64, mask=lambda i, n: causal(n), weights={"a": "1"}), "the weight of mask 'a' is '1'"),
+        (lambda: Batching(max_length=0), "max_length is 0; it must be at least 1"),
+        (lambda: Batching("64"), "tokens is '64'"),
+        (lambda: Batching(64, shuffle=1), "shuffle is 1; it must be True or False"),
+        (lambda: Batching(64, drop_last=None), "drop_last is None; it must be True or False"),
+        (lambda: Batching(64, accumulate=0), "accumulate is 0; it must be a whole number of at least 1"),
+        (lambda: Batching(64, accumulate=1.5), "accumulate is 1.5"),
+        (lambda: Batching(64, sample_mask=causal(64)), "give a function of a sample and its length"),
+        (lambda: Batching(64, mask=lambda i, n: causal(n), sample_mask=lambda s, n: causal(n)), "are both given"),
+        (lambda: Batching(64, sample_mask=lambda s, n: causal(n), weights={"a": 0}), "the weight of mask 'a' is 0"),
+        (lambda: Batching(64, length_cache=3), "length_cache is 3; give the path of a file"),
+        (lambda: Batching(64, lengths=[1], length_cache="x"), "length_cache has none to keep"),
         (lambda: Planning(SHAPE, Cluster(1, 1), "best"), "unknown strategy 'best'; choose one of dynamic, ring"),
     ],
 )
@@ -48,3 +60,30 @@ def test_numbers_may_be_those_of_numpy():
 def test_samples_may_fill_the_budget_unless_told_otherwise():
     assert Batching(100).longest == 100
     assert Batching(100, 30).longest == 30
+
+
+def test_nothing_is_cut_without_a_budget_unless_asked():
+    assert Batching().max_length is None and Batching().longest > 1 << 40
+    assert Batching(max_length=30).longest == 30
+
+
+def test_a_path_may_be_text():
+    assert Batching(100, length_cache="lengths").length_cache == Path("lengths")
+
+
+@pytest.mark.parametrize(
+    ("workers", "kappa", "ranks", "here", "cores", "expected"),
+    [
+        (3, 4, 8, 8, 2, 3),  # as told
+        (0, 4, 8, 8, 2, 0),
+        ("auto", 10, 1, 1, 64, 11),  # all that can be under way
+        ("auto", 10, 1, 1, 8, 7),  # a core is the trainer's
+        ("auto", 10, 8, 8, 64, 2),
+        ("auto", 4, 64, 8, 128, 1),
+        ("auto", 4, 4, 4, 2, 1),  # fewer cores than ranks: one at least
+    ],
+)
+def test_planner_processes_are_as_many_as_can_be_busy_on_the_cores_that_are_left(
+    workers, kappa, ranks, here, cores, expected
+):
+    assert LookAhead(kappa, workers).worker_count(ranks, here, cores) == expected

@@ -34,6 +34,27 @@ def test_the_shuffle_depends_on_seed_and_epoch_alone():
     assert order(1, 2) != sorted(order(1, 2))
 
 
+@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40), epoch=st.integers(0, 3))
+def test_without_a_shuffle_samples_stay_in_their_order(lengths, epoch):
+    sampler = TokenBudgetSampler(lengths, 60, 50, 1, shuffle=False)
+    assert np.concatenate(sampler.batches(epoch)).tolist() == list(range(len(lengths)))
+
+
+@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_a_last_batch_is_left_out_on_request_unless_it_is_full(lengths):
+    lengths = [60, *lengths]
+    every = TokenBudgetSampler(lengths, 60, 60, 1).batches(0)
+    some = TokenBudgetSampler(lengths, 60, 60, 1, drop_last=True).batches(0)
+    full = sum(lengths[sample] for sample in every[-1]) == 60
+    assert [batch.tolist() for batch in some] == [batch.tolist() for batch in (every if full else every[:-1])]
+
+
+def test_a_batch_that_is_the_only_one_is_not_left_out():
+    assert len(TokenBudgetSampler([3, 5], 8, 8, 0, drop_last=True).batches(0)) == 1
+    with pytest.raises(ValueError, match="all 2 samples fit into one batch of 7 tokens, below the budget of 8"):
+        TokenBudgetSampler([3, 4], 8, 8, 0, drop_last=True).batches(0)
+
+
 @pytest.mark.parametrize("lengths", [[[1, 2]], [1.5, 2.0]])
 def test_lengths_must_be_a_flat_list_of_integers(lengths):
     with pytest.raises(ValueError, match="expected integers, one per sample"):
