@@ -29,14 +29,16 @@ def blocks(text, language):
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def torchrun(script, ranks, folder):
+def torchrun(script, ranks, folder, *arguments):
     """What a script prints under torchrun."""
     file = folder / f"script{ranks}.py"
     file.write_text(script, encoding="utf-8")
     words = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} {file}".split()
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *words]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, *words, *arguments]
+    result = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -66,8 +68,24 @@ def test_the_training_scripts_give_the_same_losses_on_two_ranks_and_on_one(tmp_p
     assert two == pytest.approx(one, abs=(1e-3, 2e-2)[number])  # fp32, and bf16
 
 
+def test_a_run_that_is_resumed_prints_what_the_unbroken_one_does(tmp_path):
+    script = blocks(page("training.md"), "python")[2]
+
+    def run(folder, *steps):
+        folder.mkdir()
+        printed = [torchrun(script, 2, folder, str(number)) for number in steps]
+        return [line for text in printed for line in text.splitlines() if re.match("step .*: loss|held out", line)]
+
+    with ThreadPoolExecutor() as pool:
+        unbroken, resumed = pool.map(lambda words: run(*words), [(tmp_path / "a", 9), (tmp_path / "b", 5, 9)])
+    steps = [line for line in resumed if line.startswith("step")]
+    assert steps == unbroken[:-1] and len(steps) == 9
+    assert resumed[-1] == unbroken[-1]
+    assert losses("\n".join(steps))[-1] < losses("\n".join(steps))[0]
+
+
 def test_the_training_page_has_no_other_scripts():
-    assert len(blocks(page("training.md"), "python")) == 2
+    assert len(blocks(page("training.md"), "python")) == 3
 
 
 def test_the_training_page_describes_every_option():

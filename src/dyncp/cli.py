@@ -26,7 +26,9 @@ COMMANDS = {
     "simulate": ("dyncp.commands.simulate", "simulate a batch on a cluster, under one strategy or several"),
     "tune": ("dyncp.commands.tune", "say what to expect of each strategy on a data set, and which settings to use"),
     "reproduce": ("dyncp.commands.reproduce", "make the published figures again on a modelled cluster"),
+    "planner": ("dyncp.commands.planner", "plan for a training job on this host, ahead of its ranks"),
     "bench": ("dyncp.commands.bench", "measure planning over a corpus of batches"),
+    "store": ("dyncp.commands.store", "host plans for planners and trainers on other machines"),
 }
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130  # the last as shells have it
 LONGEST_LINE = 1000  # characters of an error message

@@ -1,8 +1,10 @@
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -248,6 +250,51 @@ def test_no_training_outlives_a_demo_that_is_killed(training):
     process, children, _ = training
     process.kill()
     wait_until(lambda: not any(is_running(number) for number in children), 60)
+
+
+def planner_processes():
+    """Those of all ranks below this process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command, variables = ((folder / name).read_bytes() for name in ("cmdline", "environ"))
+            if b"import serve" in command and f"DEMO_OF={os.getpid()}".encode() in variables:
+                found.append(int(folder.name))
+    return found
+
+
+def test_the_demo_survives_the_end_of_its_planner_processes_with_the_same_losses(tmp_path, monkeypatch):
+    if not Path("/proc").exists():
+        pytest.skip("looks at processes in /proc")
+    monkeypatch.setenv("DEMO_OF", str(os.getpid()))
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text("the quick brown fox jumps over the lazy dog. " * (3 + number))
+    config = DemoConfig(
+        ranks=2, steps=40, tokens=512, max_length=256, data=tmp_path, block_tokens=64, out=tmp_path / "out", masks=MASKS
+    )
+    dataset = TextFiles.below(tmp_path, 256, config.out)
+    undisturbed = train_distributed(config, dataset)
+    killed, done = [], threading.Event()
+
+    def kill():
+        while not done.wait(0.8):
+            for number in planner_processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+                    killed.append(number)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        disturbed = train_distributed(config, dataset)
+    finally:
+        done.set()
+        killer.join()
+    assert len(killed) >= 4
+    assert sum(rank["loader"]["lost"] for rank in disturbed) >= 2
+    assert sum(rank["loader"]["lost"] for rank in undisturbed) == 0
+    assert [rank["losses"] for rank in disturbed] == [rank["losses"] for rank in undisturbed]
+    assert not planner_processes()
 
 
 SOURCE = Path(run_module.__file__).parents[2]

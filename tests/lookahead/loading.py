@@ -40,14 +40,27 @@ def planning(ranks: int, strategy: str = "zigzag") -> Planning:
 
 
 @contextlib.contextmanager
-def open_loaders(datasets, batching=None, lookahead=IN_PROCESS, strategy="zigzag", store=None):
+def open_loaders(datasets, batching=None, lookahead=IN_PROCESS, strategy="zigzag", store=None, **more):
     """A loader for each dataset, one per rank, that share a store in this process."""
     store = MemoryStore() if store is None else store
     batching = batching or Batching(128, LONG_TAIL_CUT, seed=3)
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(
-                DynamicLoader(dataset, planning(len(datasets), strategy), batching, lookahead, rank=rank, store=store)
+                DynamicLoader(
+                    dataset,
+                    planning(len(datasets), strategy),
+                    batching,
+                    lookahead,
+                    rank=rank,
+                    store=store,
+                    **{"run": "0"} | more,
+                )
             )
             for rank, dataset in enumerate(datasets)
         ]
+
+
+def in_turns(loaders):
+    """The steps of a pass, each a tuple of what the ranks have in it."""
+    return zip(*map(iter, loaders), strict=True)

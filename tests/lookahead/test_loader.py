@@ -8,14 +8,11 @@ from collections import UserDict
 import numpy as np
 import pytest
 import torch
-from builders import causal_batch
 from lookahead.loading import IN_PROCESS, LENGTHS, LONG_TAIL_CUT, Counting, open_loaders, planning
 
 from dyncp import masks
 from dyncp.lookahead import Batching, DynamicLoader, LookAhead, PlanningError
-from dyncp.lookahead.producer import PLAN
 from dyncp.lookahead.stores.memory import MemoryStore
-from dyncp.lookahead.workers import plan_parts
 
 
 @pytest.mark.parametrize("strategy", ["zigzag", "data_parallel"])
@@ -87,12 +84,14 @@ def test_each_rank_plans_its_share_and_used_plans_leave_the_store(kappa):
         reports = [loader.report() for loader in loaders]
     assert steps >= 3
     assert [report.steps for report in reports] == [steps, steps]
-    assert [report.plans_made for report in reports] == [(steps + 1) // 2, steps // 2]
+    assert [report.plans_made + report.cached for report in reports] == [(steps + 1) // 2, steps // 2]
+    assert all(report.plans_made > 0 for report in reports)
     assert all(report.planning_s > 0 and report.waited_s >= report.first_wait_s > 0 for report in reports)
     assert len(store) == 0
 
 
-def test_plans_are_made_up_to_kappa_ahead():
+@pytest.mark.parametrize("kappa", [0, 1, 2])
+def test_plans_are_made_up_to_kappa_ahead(kappa):
     asked = []
 
     def mask(index, length):
@@ -100,14 +99,13 @@ def test_plans_are_made_up_to_kappa_ahead():
         return masks.causal(length)
 
     batching = Batching(50, 50, mask=mask)
-    with open_loaders([Counting()], batching, LookAhead(kappa=2, workers=0, timeout_s=20)) as (loader,):
-        batches = loader.sampler.batches(0)
+    with open_loaders([Counting()], batching, LookAhead(kappa, workers=0, timeout_s=20)) as (loader,):
+        batches = [set(draw.samples.tolist()) for draw in loader.source.draws(0)]
         iterator = iter(loader)
-        next(iterator)
-        next(iterator)
-        iterator.close()
-    ahead = set(asked)
-    assert set(np.concatenate(batches[:2]).tolist()) <= ahead <= set(np.concatenate(batches[:4]).tolist())
+        for iteration in range(3):
+            next(iterator)
+            time.sleep(0.3)
+            assert set(asked) == set().union(*batches[: iteration + kappa + 1])
 
 
 def test_a_pass_that_is_left_early_leaves_nothing_behind():
@@ -162,7 +160,7 @@ def test_a_planner_that_fails_tells_every_rank_which_batch_and_why(workers):
 
     lookahead = LookAhead(kappa=2, workers=workers, timeout_s=30)
     with open_loaders(datasets, Batching(50, 50, mask=mask), lookahead) as loaders:
-        culprit = int(loaders[0].sampler.batches(0)[1][0])  # iteration 1, planned by rank 1
+        culprit = int(list(loaders[0].source.draws(0))[1].samples[0])  # iteration 1, planned by rank 1
         iterators = [iter(loader) for loader in loaders]
         for iterator in iterators:
             next(iterator)
@@ -196,16 +194,7 @@ def test_an_error_inside_a_worker_reaches_the_trainer():
         next(iter(loader))
 
 
-def test_a_plan_that_never_comes_names_iteration_and_planner():
-    lookahead = LookAhead(kappa=2, workers=0, timeout_s=0.2)
-    with open_loaders([Counting(), Counting()], Batching(50, 50), lookahead) as (loader, _):
-        iterator = iter(loader)
-        next(iterator)  # planned here; the next one is rank 1's, which does nothing
-        with pytest.raises(TimeoutError, match=r"iteration 1 within 0.2 s.* planner of rank 1"):
-            next(iterator)
-
-
-FOR_EVER = LookAhead(kappa=0, workers=0, timeout_s=3600)  # a test that waits for it fails by not ending
+FOR_EVER = LookAhead(kappa=0, workers=0, timeout_s=3600, patience_s=0.3)  # a test that waits for it fails by not ending
 
 
 def test_a_store_that_refuses_plans_ends_the_wait():
@@ -213,33 +202,12 @@ def test_a_store_that_refuses_plans_ends_the_wait():
         def put(self, key, value):
             raise OSError("no space left")
 
-    message = "rank 0 has no plan for iteration 0, and its planner can store no more plans: OSError: no space left"
+    message = "rank 0 .* iteration 0.*: OSError: no space left"
     with (
         open_loaders([Counting()], lookahead=FOR_EVER, store=Full()) as (loader,),
         pytest.raises(PlanningError, match=message),
     ):
         next(iter(loader))
-
-
-@pytest.mark.parametrize("method", ["get", "delete"])
-def test_a_lost_store_is_named_with_rank_and_iteration(method):
-    class Lost(MemoryStore):
-        """Reached for the first plan alone."""
-
-    def fail(self, *args):
-        if args[0].split("/")[2] == "0":
-            return getattr(MemoryStore, method)(self, *args)
-        raise ConnectionError("reset by peer")
-
-    setattr(Lost, method, fail)
-    with open_loaders([Counting(), Counting()], lookahead=FOR_EVER, store=Lost()) as loaders:
-        iterators = [iter(loader) for loader in loaders]
-        for iterator in iterators:
-            next(iterator)
-        for rank, iterator in reversed(list(enumerate(iterators))):
-            message = f"rank {rank} lost the plan store at the plan of iteration 1: reset by peer; see why .* start all"
-            with pytest.raises(PlanningError, match=message):
-                next(iterator)
 
 
 @pytest.mark.parametrize("kappa", [0, 9])
@@ -283,7 +251,7 @@ def test_a_closed_loader_leaves_no_plans_to_another_with_equal_lengths():
     iterator = iter(first)
     next(iterator)
     deadline = time.monotonic() + 20
-    while first.report().plans_made < 4 and time.monotonic() < deadline:
+    while first.report().plans_ready < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     first.close()
     assert len(store) == 0
@@ -333,7 +301,7 @@ def test_a_loader_that_is_dropped_ends_its_planner(workers):
     loader = DynamicLoader(Counting(), planning(1), Batching(50, 50), LookAhead(2, workers, 60))
     list(loader)
     threads = loader._producer._threads
-    numbers = [worker._process.pid for worker in loader._producer._workers]
+    numbers = loader._producer.pids
     gone = weakref.ref(loader)
     del loader
     gc.collect()
@@ -364,7 +332,7 @@ def test_samples_may_be_lists_tensors_or_mappings_and_are_measured_if_nobody_tel
             return {"input_ids": tokens, "title": "x"}
 
     with open_loaders([Bare()], Batching(100)) as (loader,):
-        assert loader.sampler.lengths.tolist() == [2, 3, 4]
+        assert loader.source.lengths.tolist() == [2, 3, 4]
         batch = next(iter(loader))
     assert sorted(batch.input_ids.tolist()) == [0, 1, 10, 11, 12, 20, 21, 22, 23]
     assert batch.labels.tolist().count(-100) == 3
@@ -378,7 +346,7 @@ def test_lengths_may_be_given_or_a_method():
     dataset = Counting.__new__(Method)
     dataset.samples, dataset.read, dataset.told = [np.arange(4), np.arange(6)], [], [4, 6]
     with open_loaders([dataset], Batching(100)) as (loader,):
-        assert loader.sampler.lengths.tolist() == [4, 6]
+        assert loader.source.lengths.tolist() == [4, 6]
     with (
         open_loaders([dataset], Batching(100, lengths=[4, 5])) as (loader,),
         pytest.raises(ValueError, match="sample 1 has 6 tokens, but its length was given as 5"),
@@ -407,18 +375,3 @@ def test_lengths_may_be_given_or_a_method():
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_a_plan_of_another_batch_is_refused():
-    """As when two loaders share a store and a job by mistake: no tokens may be sharded by a foreign plan."""
-    (part,), _ = plan_parts(causal_batch(5, 6), planning(1))
-
-    class Foreign(MemoryStore):
-        def get(self, key, timeout_s):
-            return PLAN + part
-
-    with (
-        open_loaders([Counting((9, 8))], Batching(64), store=Foreign()) as (loader,),
-        pytest.raises(PlanningError, match="is for 2 sequences of 11 tokens, but this batch has 2 of 17"),
-    ):
-        next(iter(loader))

@@ -1,5 +1,4 @@
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -11,10 +10,13 @@ from builders import causal_batch
 from lookahead.loading import planning
 
 import dyncp
-from dyncp.ir.codec import decode_rank
-from dyncp.lookahead.workers import Worker, WorkerError, interpreter_command, plan_parts
+from dyncp.ir.codec import decode_rank, encode_batch
+from dyncp.lookahead.ladder import plan_parts
+from dyncp.lookahead.messages import Task
+from dyncp.lookahead.workers import Worker, WorkerLost, WorkerSlow, interpreter_command
 
 SOURCE = Path(dyncp.__file__).parents[1]
+LIMIT_S = 60.0
 
 
 @pytest.fixture
@@ -22,6 +24,10 @@ def worker():
     worker = Worker()
     yield worker
     worker.close()
+
+
+def task(*lengths, ranks=2, rung=0):
+    return Task(planning(ranks), encode_batch(causal_batch(*lengths)), rung)
 
 
 def process_is_there(number):
@@ -32,77 +38,101 @@ def process_is_there(number):
     return True
 
 
-def test_a_worker_plans_as_this_process_does_and_never_imports_torch(worker):
-    parts, planning_s = worker.call(plan_parts, causal_batch(40, 9), planning(2))
-    assert parts == plan_parts(causal_batch(40, 9), planning(2))[0]
-    assert [decode_rank(part).rank for part in parts] == [0, 1]
-    assert planning_s > 0
-    assert worker.call(eval, "'torch' in __import__('sys').modules") is False
-    assert worker.call(eval, "'dyncp.strategies' in __import__('sys').modules") is True
+def gone(number, timeout_s=10):
+    deadline = time.monotonic() + timeout_s
+    while process_is_there(number) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not process_is_there(number)
+
+
+def test_a_worker_plans_as_this_process_does(worker):
+    answer = worker.plan(task(40, 9), LIMIT_S)
+    parts, digest, _ = plan_parts(causal_batch(40, 9), planning(2))
+    assert (answer.parts, answer.digest) == (parts, digest)
+    assert [decode_rank(part).rank for part in answer.parts] == [0, 1]
+    assert answer.seconds > 0
+    assert 10 << 20 < answer.memory_bytes < 1 << 30
+
+
+def test_a_worker_never_imports_torch(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    worker = Worker("lookahead.test_workers:torch_is_there")
+    try:
+        assert worker.plan(task(4), LIMIT_S).digest == "torch False, planner True"
+    finally:
+        worker.close()
+
+
+def torch_is_there(task):
+    from dyncp.lookahead import ladder, messages
+
+    answer = ladder.carry_out(task)
+    there = "torch" in sys.modules, "dyncp.strategies" in sys.modules
+    return messages.Answer(digest=f"torch {there[0]}, planner {there[1]}", error=answer.error)
 
 
 def test_an_error_comes_back_in_words_and_the_worker_goes_on(worker):
-    with pytest.raises(WorkerError, match=r"ZeroDivisionError: .* by zero") as caught:
-        worker.call(divmod, 1, 0)
-    assert "Traceback" in caught.value.details
-    with pytest.raises(WorkerError, match="ModuleNotFoundError"):
-        worker.call(MissingThere())
-    assert worker.call(divmod, 7, 2) == (3, 1)
-
-
-class MissingThere:
-    """Unpickles only where this module can be imported."""
-
-    def __reduce__(self):
-        return (__import__, ("no_such_module",))
-
-
-def test_what_cannot_be_pickled_fails_here(worker):
-    with pytest.raises((pickle.PicklingError, AttributeError)):
-        worker.call(lambda: 1)
-    assert worker.call(divmod, 7, 2) == (3, 1)
+    bad = Task(planning(2), b"no batch", 0)
+    answer = worker.plan(bad, LIMIT_S)
+    assert answer.error.startswith("DecodeError: ") and "Traceback" in answer.details
+    assert not answer.parts
+    assert not worker.plan(task(7), LIMIT_S).error
 
 
 def test_a_worker_that_dies_is_reported_with_its_exit_code(worker):
-    with pytest.raises(WorkerError, match="exit code 5"):
-        worker.call(os._exit, 5)
-    with pytest.raises(WorkerError, match="exit code 5"):
-        worker.call(divmod, 7, 2)
+    worker.plan(task(7), LIMIT_S)
+    assert worker.alive
+    os.kill(worker.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(WorkerLost, match="exit code -9"):
+            worker.plan(task(7), LIMIT_S)
+    assert not worker.alive
+
+
+def test_a_worker_that_takes_too_long_is_ended(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("SLOW_S", "600")
+    worker = Worker("lookahead.planners:slow")
+    with pytest.raises(WorkerSlow, match=r"longer than 0\.2 s"):
+        worker.plan(task(7), 0.2)
+    assert not process_is_there(worker.pid)
 
 
 def test_a_worker_ignores_ctrl_c_and_ends_when_closed(worker):
-    number = worker.call(os.getpid)
-    os.kill(number, signal.SIGINT)
-    assert worker.call(divmod, 7, 2) == (3, 1)
+    worker.plan(task(7), LIMIT_S)
+    os.kill(worker.pid, signal.SIGINT)
+    assert not worker.plan(task(7), LIMIT_S).error
     worker.close()
-    assert not process_is_there(number)
+    assert not process_is_there(worker.pid)
 
 
-def test_a_worker_ends_with_its_owner():
-    code = (
-        "import os; from dyncp.lookahead.workers import Worker; "
-        "print(Worker().call(os.getpid), flush=True); os._exit(0)"
-    )
-    owner = subprocess.run([sys.executable, "-c", code], cwd=SOURCE, check=True, capture_output=True)
-    number = int(owner.stdout)
-    deadline = time.monotonic() + 10
-    while process_is_there(number) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not process_is_there(number)
+OWNER = (
+    "import os, time; from dyncp.lookahead.workers import Worker; worker = Worker({planner!r}); "
+    "worker._pipe.poll(60); print(worker.pid, flush=True); {then}"
+)
 
 
-@pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_a_worker_whose_owner_dies_in_the_middle_of_a_call_ends_without_a_word(how):
-    """An unread answer turns the end of the pipe into a reset."""
-    code = (
-        "import os, time; from dyncp.lookahead.workers import Worker; worker = Worker(); "
-        "print(worker.call(os.getpid), flush=True); worker._pipe.send((divmod, (7, 2))); "
-        f"worker._pipe.poll(20); {how}"
-    )
+@pytest.mark.parametrize("then", ["os._exit(0)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 15)"])
+def test_an_idle_worker_ends_with_its_owner_without_a_word(then):
+    code = OWNER.format(planner="dyncp.lookahead.ladder:carry_out", then=then)
     # Both share stderr: the pipe ends when the last of them has.
     owner = subprocess.run([sys.executable, "-c", code], cwd=SOURCE, check=False, capture_output=True, timeout=60)
-    assert owner.stdout
+    assert gone(int(owner.stdout))
     assert owner.stderr == b""
+
+
+@pytest.mark.parametrize("then", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_worker_in_the_middle_of_a_plan_ends_with_its_owner(then):
+    """It does not read its pipe then, and would go on for as long as the plan takes."""
+    send = "worker._pipe.recv_bytes(); from lookahead.test_workers import task; from dyncp.lookahead import messages; "
+    send += "worker._pipe.send_bytes(messages.encode(task(7))); time.sleep(0.3); "
+    code = OWNER.format(planner="lookahead.planners:slow", then=send + then)
+    environment = os.environ | {"SLOW_S": "600", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1])])}
+    owner = subprocess.run(
+        [sys.executable, "-c", code], cwd=SOURCE, check=False, capture_output=True, timeout=60, env=environment
+    )
+    assert owner.stderr == b""
+    assert gone(int(owner.stdout))
 
 
 def test_an_interpreter_that_exits_ends_the_workers_of_a_loader_that_nobody_closed():
@@ -112,12 +142,12 @@ def test_an_interpreter_that_exits_ends_the_workers_of_a_loader_that_nobody_clos
         "planning = Planning(AttentionShape(2, 1, 8), Cluster(1, 1), 'zigzag'); "
         "loader = DynamicLoader([np.arange(40)] * 90, planning, Batching(64), LookAhead(9, 2)); "
         "batches = iter(loader); next(batches); "
-        "print(*(worker._process.pid for worker in loader._producer._workers), flush=True)"
+        "print(*loader._producer.pids, flush=True)"
     )
     owner = subprocess.run([sys.executable, "-c", code], cwd=SOURCE, check=True, capture_output=True, timeout=60)
     numbers = [int(number) for number in owner.stdout.split()]
     assert len(numbers) == 2
-    assert not any(process_is_there(number) for number in numbers)
+    assert all(gone(number) for number in numbers)
     assert owner.stderr == b""
 
 

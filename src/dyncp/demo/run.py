@@ -102,8 +102,9 @@ def train_distributed(config: DemoConfig, dataset: TextFiles) -> list[dict[str, 
         # One thread per process, said before torchrun warns that it decides so.
         command = ["env", "OMP_NUM_THREADS=1", *interpreter_command("dyncp.demo.worker", "launch", name)]
         code = run_to_end(command)
-        if code == 0 and (folder / RESULT_FILE).exists():
-            return list(json.loads((folder / RESULT_FILE).read_text()))
+        files = [folder / RESULT_FILE.format(rank=rank) for rank in range(config.ranks)]
+        if code == 0 and all(file.exists() for file in files):
+            return [json.loads(file.read_text()) for file in files]
         cause, traceback = first_failure(folder, config.ranks)
     sys.stderr.write("\n")  # a progress bar may stand on the line
     if traceback:

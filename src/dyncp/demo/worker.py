@@ -42,7 +42,7 @@ from dyncp.runtime.attention import attention
 TIMEOUT_S = 120.0
 # in the folder through which the demo and its training processes talk
 CONFIG_FILE, DOCUMENTS_FILE = "config.json", "documents.json"
-RESULT_FILE, FAILURE_FILE, EXITS_FILE = "ranks.json", "failure-{rank}.json", "exits.json"
+RESULT_FILE, FAILURE_FILE, EXITS_FILE = "rank-{rank}.json", "failure-{rank}.json", "exits.json"
 
 
 def attention_shape(size: ModelSize) -> AttentionShape:
@@ -75,14 +75,14 @@ def end_with_demo() -> None:
 
 
 def main(folder: str) -> None:
-    """Train one rank of the group that torchrun set up, by the configuration in `folder`; rank 0 writes the results
+    """Train one rank of the group that torchrun set up, by the configuration in `folder`; its results are written
     there."""
     threading.Thread(target=end_with_demo, daemon=True).start()
     torch.set_num_threads(1)
     config = DemoConfig.from_json((Path(folder) / CONFIG_FILE).read_text())
     dataset = TextFiles.from_json((Path(folder) / DOCUMENTS_FILE).read_text())
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     try:
         result = train(config, dataset, rank, TcpStore.of_default_group())
     except Exception as error:  # noqa: BLE001 whatever it is, the demo reports it
@@ -91,10 +91,7 @@ def main(folder: str) -> None:
         failure = {"time_s": time.time(), "error": cause, "details": traceback.format_exc()}
         (Path(folder) / FAILURE_FILE.format(rank=rank)).write_text(json.dumps(failure))
         sys.exit(1)  # torchrun ends the others; the demo reports the failure, so no traceback here
-    results: list[Any] | None = [None] * ranks if rank == 0 else None
-    dist.gather_object(result, results)
-    if results is not None:
-        (Path(folder) / RESULT_FILE).write_text(json.dumps(results))
+    (Path(folder) / RESULT_FILE.format(rank=rank)).write_text(json.dumps(result))
     dist.destroy_process_group()
     # All is done and written. A thread of the process group's or of the store's that has not ended by now, as on a busy
     # machine, would abort the process while the interpreter takes itself down.
@@ -109,7 +106,7 @@ def train(config: DemoConfig, dataset: TextFiles, rank: int, store: TcpStore) ->
         dataset,
         Planning(attention_shape(ModelSize()), config.cluster, config.strategy, config.options),
         Batching(config.tokens, config.max_length, config.seed, DocumentMasks(config.masks, config.seed)),
-        LookAhead(config.kappa, config.workers, TIMEOUT_S),
+        LookAhead(config.kappa, config.workers, timeout_s=TIMEOUT_S),
         rank=rank,
         store=store,
     )

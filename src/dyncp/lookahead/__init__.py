@@ -1,7 +1,8 @@
 """Planning ahead of training (paper, section 6.1): the data loader, what it is told, what it gives, and the stores.
 
-`DynamicLoader` is the loader; `Planning`, `Batching` and `LookAhead` are its settings; `TcpStore` and `MemoryStore` are
-the stores. The first use of `TcpStore` imports torch, so that planner processes need not.
+`DynamicLoader` is the loader; `Planning`, `Batching` and `LookAhead` are its settings; `TcpStore`, `FileStore`,
+`RedisStore` and `MemoryStore` are the stores, and `open_store` makes one from an address. The first use of `TcpStore`
+imports torch, so that planner processes need not.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dyncp.lookahead.config import Batching, LookAhead, MaskFunction, Planning
-from dyncp.lookahead.loader import DynamicLoader, LoaderReport, LocalBatch, MapDataset
+from dyncp.lookahead.health import LoaderReport
+from dyncp.lookahead.loader import DynamicLoader, LocalBatch
 from dyncp.lookahead.producer import PlanningError
-from dyncp.lookahead.stores.api import PlanStore
+from dyncp.lookahead.source import MapDataset
+from dyncp.lookahead.stores.api import PlanStore, StoreError
+from dyncp.lookahead.stores.file import FileStore
 from dyncp.lookahead.stores.memory import MemoryStore
+from dyncp.lookahead.stores.open import open_store
+from dyncp.lookahead.stores.redis import RedisStore
 
 if TYPE_CHECKING:
     from dyncp.lookahead.stores.tcp import TcpStore
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batching",
     "DynamicLoader",
+    "FileStore",
     "LoaderReport",
     "LocalBatch",
     "LookAhead",
@@ -30,7 +37,10 @@ __all__ = [
     "PlanStore",
     "Planning",
     "PlanningError",
+    "RedisStore",
+    "StoreError",
     "TcpStore",
+    "open_store",
 ]
 
 

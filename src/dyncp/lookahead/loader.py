@@ -1,59 +1,57 @@
-"""The data loader: token-budget batches, planned ahead, and a rank's share of them as tensors (paper, section 6.1)."""
+"""The data loader: batches that are planned ahead, and a rank's share of them as tensors (paper, section 6.1)."""
 
 from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
-from dyncp.ir.arrays import Ints
-from dyncp.ir.batch import DEFAULT_MASK, Batch, Sequence
-from dyncp.ir.codec import decode_rank
-from dyncp.ir.mask import Mask
 from dyncp.ir.plan import RankPlan
 from dyncp.lookahead.config import Batching, LookAhead, Planning, check_whole
-from dyncp.lookahead.producer import PlanningError, PlanProducer, Run, open_part
-from dyncp.lookahead.sampler import TokenBudgetSampler
+from dyncp.lookahead.exchange import Exchange
+from dyncp.lookahead.health import Health, LoaderReport, Pace
+from dyncp.lookahead.messages import Hello
+from dyncp.lookahead.producer import PlanProducer, cores
+from dyncp.lookahead.remote import RemotePlanners
+from dyncp.lookahead.scout import Due, Scout
+from dyncp.lookahead.seal import Seal
+from dyncp.lookahead.source import Draw, MapDataset, Source, make_source
 from dyncp.lookahead.stores.api import PlanStore
 from dyncp.lookahead.stores.memory import MemoryStore
+from dyncp.lookahead.stores.patient import Patient
+from dyncp.lookahead.workers import PLANNER
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORE_LABEL = -100  # what torch's cross_entropy ignores by default
-LOOK_UP_S = 0.5  # how often a wait for a plan looks whether it is in vain
+STATE_VERSION = 1
+LINGER_S = 1.0  # that a rank which closes its loader waits for the others to take their last plans
 # How many loaders each rank made on a store, so that each has keys of its own; ranks may be threads of one process.
 _loaders: WeakKeyDictionary[PlanStore, Counter[int]] = WeakKeyDictionary()
+_agreements: Counter[tuple[str, int, int]] = Counter()  # that each rank came to, on each loader of a job
 _counting = threading.Lock()
-
-
-class MapDataset(Protocol):
-    """A map-style dataset, as PyTorch has it. A sample is a 1-D array, tensor or list of token numbers, or a mapping
-    with `input_ids`. With an attribute or method `lengths`, the tokens of every sample, none is read to measure it.
-    Every rank needs the same samples.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatch:
-    """What one rank trains on in one step: the T tokens it owns, in the order of its attention tensors. T differs from
-    rank to rank and from step to step, and may be 0. Tensors are on the CPU.
+    """What one rank trains on in one iteration: the T tokens it owns, in the order of its attention tensors. T differs
+    from rank to rank and from batch to batch, and may be 0. Tensors are on the CPU.
 
     Args:
         epoch: of the pass, see `DynamicLoader.set_epoch`.
         iteration: number of the batch within the epoch, from 0.
-        samples: dataset indices of the global batch's sequences.
+        step: optimiser step that it belongs to, from 0; that is `iteration` unless `Batching.accumulate` is above 1.
+        ends_step: whether it is the last batch of its step, after which the optimiser goes on.
+        samples: dataset indices of the global batch's sequences; their places in the epoch's stream, for a stream.
         lengths: tokens of the global batch's sequences, after the cut.
         sequence_ids: int64[T], index into `samples` of each token.
         input_ids: int64[T], the tokens.
@@ -61,13 +59,16 @@ class LocalBatch:
         labels: int64[T], the next token of the same sequence, so they are shifted already; -100 (`IGNORE_LABEL`, which
             `cross_entropy` leaves out) for a sequence's last token.
         plan: this rank's part of the plan, for `attention`.
-        num_label_tokens: labels of the global batch, over all ranks. `cross_entropy(logits, labels, reduction="sum") /
-            num_label_tokens` is this rank's share of the mean loss: sum it, and the gradients, over the ranks. It is 0
-            where every sequence has a single token; divide by `max(1, num_label_tokens)` if the dataset has such.
+        num_label_tokens: labels of the whole step: of all its batches, over all ranks. `cross_entropy(logits, labels,
+            reduction="sum") / num_label_tokens` is this rank's and batch's share of the step's mean loss: sum it, and
+            the gradients, over ranks and batches. It is 0 where every sequence has a single token; divide by
+            `max(1, num_label_tokens)` if the dataset has such.
     """
 
     epoch: int
     iteration: int
+    step: int
+    ends_step: bool
     samples: tuple[int, ...]
     lengths: tuple[int, ...]
     sequence_ids: Tensor
@@ -79,57 +80,61 @@ class LocalBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderReport:
-    """What one rank's loader did so far.
+class Position:
+    """Where a pass begins, or goes on: the batch before it has the digest `after`, where there is one."""
 
-    Args:
-        steps: batches given to the trainer.
-        plans_made: plans made by this rank, for all ranks.
-        planning_s: the planner's seconds for these, summed over its workers.
-        waited_s: seconds that the trainer waited for plans.
-        first_wait_s: those of the first step of each epoch, when nothing can be ready yet.
-    """
-
-    steps: int
-    plans_made: int
-    planning_s: float
-    waited_s: float
-    first_wait_s: float
+    epoch: int = 0
+    iteration: int = 0
+    after: str = ""
 
 
 class DynamicLoader:
     """Local batches of one rank, with plans that are made while earlier batches train.
 
-    All ranks need the same arguments (but for `rank`), and a store that they share; rank i plans every batch whose
-    iteration is i modulo the number of ranks. A sample is read only where the rank owns some of its tokens. Close the
-    loader, or use it in a `with`, to end its planner processes. docs/training.md has complete training scripts.
+    All ranks need the same arguments (but for `rank`), and a store that they share; rank i is responsible for the plan
+    of every batch whose iteration is i modulo the number of ranks. Samples of a map-style dataset are read only where
+    the rank owns some of their tokens, and when these are due. Close the loader, or use it in a `with`, to end its
+    planner processes. docs/training.md has complete training scripts.
 
-    `Planning`, `Batching`, `LookAhead` and `TcpStore` can be imported from `dyncp`; they live, with `LocalBatch`,
-    `MapDataset`, `MaskFunction` and `MemoryStore`, in `dyncp.lookahead`.
+    `Planning`, `Batching`, `LookAhead` and `TcpStore` can be imported from `dyncp`; they live, with the other stores,
+    `open_store`, `LocalBatch`, `MapDataset` and `MaskFunction`, in `dyncp.lookahead`.
 
     Args:
-        dataset: samples, see `MapDataset`.
+        dataset: samples by index, see `MapDataset`, or a stream of them, as Hugging Face and PyTorch have both. A
+            sample is a 1-D array, tensor or list of token numbers, or a mapping with `input_ids`.
         planning: shape, cluster, strategy and its options, see `Planning`.
-        batching: token budget, cut, shuffle, masks and lengths, see `Batching`.
-        lookahead: how far ahead, with how many processes, see `LookAhead`.
+        batching: token budget, cut, shuffle, masks and lengths, steps of several batches, see `Batching`.
+        lookahead: how far ahead, with how many processes, and limits, see `LookAhead`.
         rank: of this process, in `[0, planning.cluster.ranks)`.
-        store: how ranks hand each other plans: `TcpStore.of_default_group("a name")`, with another name for every
-            loader of a job; `MemoryStore` for ranks that are threads of one process. Loaders that share a store are
-            numbered, and all ranks must make theirs in the same order. May be left out for a single rank.
+        store: how ranks hand each other plans: `TcpStore.of_default_group("a name")`, or another (docs/stores.md), with
+            another job name for every loader; `MemoryStore` for ranks that are threads of one process. Loaders that
+            share a store are numbered, and all ranks must make theirs in the same order. May be left out for a single
+            rank.
+        batch_sampler: an iterable of lists of sample indices, as PyTorch has them, in place of the token budget.
+        key: what all ranks and planners of the job know, at least 16 bytes: plans that were not made with it are
+            refused.
+        run: what tells this start of the job from others that used the same job name on the same store; agreed upon
+            where `torch.distributed` is initialised. Needed only without that, for a store that outlives the job.
+        planner: what planner processes run, `module:function` from a `dyncp.lookahead.messages.Task` to an `Answer`,
+            for planners of your own.
 
     Raises:
-        ValueError: a rank outside the cluster, several ranks without a store, or lengths that do not fit the dataset.
+        ValueError: a rank outside the cluster, several ranks without a store, a bad key, or what cannot be a dataset.
     """
 
     def __init__(
         self,
-        dataset: MapDataset,
+        dataset: MapDataset | Iterable[Any],
         planning: Planning,
         batching: Batching,
         lookahead: LookAhead | None = None,
         *,
         rank: int = 0,
         store: PlanStore | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        key: bytes | None = None,
+        run: str | None = None,
+        planner: str = PLANNER,
     ) -> None:
         ranks = planning.cluster.ranks
         check_whole("rank", rank)
@@ -142,32 +147,50 @@ class DynamicLoader:
         self.batching = batching
         self.lookahead = lookahead or LookAhead()
         self.rank = rank
-        self.sampler = TokenBudgetSampler(
-            sample_lengths(dataset, batching), batching.tokens, batching.longest, batching.seed
-        )
-        self._store = store if store is not None else MemoryStore()
-        self._number = _loader_number(self._store, rank)
+        self.source: Source = make_source(dataset, batching, batch_sampler)
+        store = store if store is not None else MemoryStore()
+        self._number = _loader_number(store, rank)
+        self._store = Patient(store, self.lookahead.patience_s)
+        self._exchange = Exchange(self._store, Seal(store.job, key), ranks)
+        self._run = run
+        self._planner = planner
+        self._health, self._pace = Health(), Pace()
         self._producer: PlanProducer | None = None
         self._stop_producer: finalize[Any, DynamicLoader] | None = None
+        self._scouts: list[Scout] = []  # of passes that have not ended
         self._closed = False
-        self._epoch = 0
-        self._runs = 0
-        self._steps, self._waited_s, self._first_wait_s = 0, 0.0, 0.0
+        self._next = Position()  # where the next pass begins
+        self._now = self._next  # how far the trainer is
+        self._pass_number = 0
+
+    @property
+    def epoch(self) -> int:
+        """Of the next pass."""
+        return self._next.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle of the passes that start from now on; a pass starts with `iter(loader)`.
+        """Choose the shuffle of the passes that start from now on; a pass starts with `iter(loader)`. Where
+        `load_state_dict` has set the same epoch, its pass goes on where it was.
 
         Raises:
             ValueError: a negative number.
         """
         check_whole("epoch", epoch, 0)
-        self._epoch = epoch
+        if epoch != self._next.epoch:
+            self._next = self._now = Position(epoch)
 
     def __len__(self) -> int:
-        """Batches of the current epoch."""
-        return len(self.sampler.batches(self._epoch))
+        """Batches of the current epoch, from its beginning.
 
-    def __iter__(self) -> Iterator[LocalBatch]:
+        Raises:
+            TypeError: nobody knows, as the dataset is a stream.
+        """
+        batches = self.source.batches(self._next.epoch)
+        if batches is None:
+            raise TypeError("a stream has no length, nor has a loader of one")
+        return batches
+
+    def __iter__(self) -> Pass:
         """One pass over the batches of the epoch, each a `LocalBatch`. All ranks must make the same passes, and leave
         one at the same batch when they do not take it to its end.
 
@@ -175,45 +198,95 @@ class DynamicLoader:
             PlanningError: a batch could not be planned, here or on another rank, or the store is lost.
             TimeoutError: a plan did not come.
             RuntimeError: the loader is closed.
-            ValueError: a sample is not as long as its length says.
+            ValueError: a sample is not as long as its length says; the ranks have different samples; or the samples are
+                not those that a resumed state was saved with.
         """
         self._check_open()
+        begin = self._next
+        draws = _from_position(self.source, begin)
         if self._producer is None:
-            self._producer = PlanProducer(self.planning, self.rank, self.lookahead.workers, self._store)
-            # For a loader that nobody closes: when it is dropped, or the interpreter exits.
-            self._stop_producer = finalize(self, self._producer.stop)
-        run = self._producer.begin(f"{self._number}/{self._runs}")
-        self._runs += 1
-        # Not a generator itself, which would choose epoch and run only at the first batch.
-        return self._pass(self._producer, run, self._epoch)
+            self._start()
+        assert self._producer
+        name = f"L{self._number}"
+        run = self._exchange.begin(f"{self._run}/{name}/{self._pass_number}")
+        hello = None
+        if self.lookahead.remote and self.rank == 0:
+            kappa = self.lookahead.kappa
+            hello = f"{name}/hello", -1, Hello(self._run or "", self._pass_number, kappa, self.planning)
+        self._next, self._now = Position(begin.epoch), begin
+        self._pass_number += 1
+        scout = Scout(
+            self.source,
+            draws,
+            begin.iteration,
+            run,
+            self._producer,
+            self._exchange,
+            self.rank,
+            self.lookahead.kappa,
+            hello,
+        )
+        self._scouts = [one for one in self._scouts if not one.run.ended] + [scout]
+        return Pass(self, scout, begin)
 
-    def _pass(self, producer: PlanProducer, run: Run, epoch: int) -> Iterator[LocalBatch]:
-        batches, requested = self.sampler.batches(epoch), 0
-        try:
-            for iteration, samples in enumerate(batches):
-                self._check_open()
-                for ahead in range(requested, min(iteration + self.lookahead.kappa + 1, len(batches))):
-                    if self._planner_of(ahead) == self.rank:
-                        # Nothing that the planner holds may refer to the loader, or it is never dropped.
-                        make_batch = partial(global_batch, batches[ahead], self.sampler.lengths, self.batching)
-                        producer.request(run, ahead, make_batch)
-                    requested = ahead + 1
-                run.reached = iteration + 1
-                plan = self._receive(producer, run, iteration)
-                yield self._local_batch(epoch, iteration, samples, plan)
-        finally:
-            producer.end(run)
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is: after the last batch that the loader gave. Take it at the end of a step
+        (`LocalBatch.ends_step`), with the model's and the optimiser's. It holds numbers and a string."""
+        return {
+            "version": STATE_VERSION,
+            "epoch": self._now.epoch,
+            "iteration": self._now.iteration,
+            "after": self._now.after,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken: the next pass begins with the batch after, with the same plans, and
+        `epoch` is that pass's.
+
+        Raises:
+            ValueError: not such a state.
+        """
+        expected = set(self.state_dict())
+        if set(state) != expected or state["version"] != STATE_VERSION:
+            raise ValueError(
+                f"got a state of {', '.join(map(str, state))}; expected {', '.join(sorted(expected))} of version "
+                f"{STATE_VERSION}, as DynamicLoader.state_dict returns it"
+            )
+        for name in ("epoch", "iteration"):
+            check_whole(name, state[name], 0)
+        self._next = self._now = Position(int(state["epoch"]), int(state["iteration"]), str(state["after"]))
 
     def report(self) -> LoaderReport:
-        """What this rank's planner and trainer did so far."""
-        plans_made, planning_s = (self._producer.plans_made, self._producer.planning_s) if self._producer else (0, 0.0)
-        return LoaderReport(self._steps, plans_made, planning_s, self._waited_s, self._first_wait_s)
+        """What this rank's planner and trainer did so far, and how far ahead they are; as text, one line."""
+        counts, pace = self._health.counts, self._pace
+        ready = max((scout.ready() for scout in self._scouts if not scout.run.ended), default=0)
+        return LoaderReport(
+            pace.steps,
+            counts["made"],
+            self._health.planning_s,
+            pace.waited_s,
+            pace.first_wait_s,
+            ready,
+            ready * pace.step_s,
+            outages=self._store.outages,
+            **{name: counts[name] for name in ("cached", "remote", "in_process", "lost", "slow", "failed")},
+            **{name: counts[name] for name in ("replaced", "fallbacks")},
+        )
 
     def close(self) -> None:
         """End the planner processes and all passes. The loader cannot be iterated afterwards."""
+        if self._closed:
+            return
         self._closed = True
+        for scout in self._scouts:
+            scout.end()
+        for scout in self._scouts:
+            scout.join()
+        with suppress(ConnectionError):  # then there is nothing to tidy up
+            self._leave()
+        self._store.stop()  # whoever still waits for it ends now
         if self._producer and self._stop_producer:
-            self._producer.close()
+            self._producer.stop()
             self._stop_producer.detach()
 
     def __enter__(self) -> DynamicLoader:
@@ -222,87 +295,170 @@ class DynamicLoader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _planner_of(self, iteration: int) -> int:
-        return iteration % self.planning.cluster.ranks
+    def _start(self) -> None:
+        """Start the planner, and agree with the other ranks on what tells this start of the job from others."""
+        if self._run is None:
+            alone = self.planning.cluster.ranks == 1
+            self._run = _token() if alone else _agree(self._exchange.store, self._number, self.rank)
+        here, ranks = self.planning.cluster.ranks_per_node, self.planning.cluster.ranks
+        workers = self.lookahead.worker_count(ranks, here, cores())
+        elsewhere = None
+        if self.lookahead.remote:
+            elsewhere = RemotePlanners(self._exchange, self._health)
+            workers = -(-(self.lookahead.kappa + 1) // ranks)  # each waits for a plan
+        self._producer = PlanProducer(
+            self.planning,
+            self.lookahead,
+            self._exchange,
+            f"rank {self.rank}",
+            workers,
+            self._health,
+            elsewhere,
+            self._planner,
+        )
+        # For a loader that nobody closes: when it is dropped, or the interpreter exits.
+        self._stop_producer = finalize(self, _stop, self._producer, self._store)
+
+    def _leave(self) -> None:
+        """Take away what this rank put into the store, when the others have done with it."""
+        if self.lookahead.remote and self.rank == 0 and self._producer:
+            self._store.delete(f"L{self._number}/hello")
+        deadline = time.monotonic() + LINGER_S
+        while not (self._store.away or self._exchange.tidy()) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the loader is closed; make a new one")
 
-    def _receive(self, producer: PlanProducer, run: Run, iteration: int) -> RankPlan:
-        started = time.perf_counter()
-        key = run.key(iteration, self.rank)
-        try:
-            plan = decode_rank(open_part(self._await(producer, key, iteration)))
-            self._store.delete(key)
-        except ConnectionError as error:
-            producer.broken = error
-            raise PlanningError(
-                f"rank {self.rank} lost the plan store at the plan of iteration {iteration}: {error}; see why the "
-                "process that holds the store ended (rank 0, or torchrun), and start all ranks again"
-            ) from error
-        waited_s = time.perf_counter() - started
-        self._waited_s += waited_s
-        if iteration == 0:
-            self._first_wait_s += waited_s
-        self._steps += 1
-        return plan
+    def _take(self, scout: Scout, position: Position) -> Due | None:
+        """The next batch of a pass with its plan, and how long that took."""
+        self._check_open()
+        asked_s = time.perf_counter()
+        self._pace.ask(asked_s)
+        due = scout.take(position.iteration, self.lookahead.timeout_s)
+        if due is None:
+            self._pace.pause()
+            self._now = Position(position.epoch + 1)
+            return None
+        self._pace.got(asked_s, time.perf_counter(), first=scout.first == position.iteration)
+        self._now = Position(position.epoch, position.iteration + 1, due.draw.digest)
+        return due
 
-    def _await(self, producer: PlanProducer, key: str, iteration: int) -> bytes:
-        """The value of a key, looking up now and then whether it can still come."""
-        deadline = time.monotonic() + self.lookahead.timeout_s
-        while True:
-            left_s = max(0.0, deadline - time.monotonic())
-            try:
-                return self._store.get(key, min(LOOK_UP_S, left_s))
-            except TimeoutError as error:
-                self._check_open()
-                if producer.broken:
-                    raise PlanningError(
-                        f"rank {self.rank} has no plan for iteration {iteration}, and its planner can store no more "
-                        f"plans: {type(producer.broken).__name__}: {producer.broken}"
-                    ) from producer.broken
-                if left_s <= LOOK_UP_S:
-                    raise TimeoutError(
-                        f"no plan for iteration {iteration} within {self.lookahead.timeout_s:g} s; it was to come from "
-                        f"the planner of rank {self._planner_of(iteration)}: see whether that rank is alive, or raise "
-                        "timeout_s"
-                    ) from error
-
-    def _local_batch(self, epoch: int, iteration: int, samples: Ints, plan: RankPlan) -> LocalBatch:
+    def _local_batch(self, epoch: int, due: Due) -> LocalBatch:
         import torch  # late, so that planners can import this module without it
 
-        lengths = self.sampler.lengths[samples]
-        _check_lengths(plan, lengths, iteration)
+        draw, plan = due.draw, due.plan
         sequence, position = plan.header.local_tokens(self.rank)
         input_ids = np.empty(len(sequence), np.int64)
         labels = np.empty(len(sequence), np.int64)
         for number in np.unique(sequence):
-            tokens = self._read(int(samples[number]))
+            tokens = self.source.tokens(int(draw.samples[number]))
             here = sequence == number
             input_ids[here] = tokens[position[here]]
             labels[here] = np.append(tokens[1:], IGNORE_LABEL)[position[here]]
         return LocalBatch(
             epoch,
-            iteration,
-            tuple(samples.tolist()),
-            tuple(lengths.tolist()),
+            draw.iteration,
+            draw.step,
+            draw.ends_step,
+            tuple(draw.samples.tolist()),
+            tuple(draw.lengths.tolist()),
             torch.from_numpy(sequence.astype(np.int64)),
             torch.from_numpy(input_ids),
             torch.from_numpy(position.astype(np.int64)),
             torch.from_numpy(labels),
             plan,
-            int((lengths - 1).sum()),
+            draw.num_label_tokens,
         )
 
-    def _read(self, sample: int) -> Ints:
-        tokens = sample_tokens(self.dataset[sample], sample)[: self.batching.longest]
-        if len(tokens) != self.sampler.lengths[sample]:
+
+class Pass:
+    """The batches of one pass; see `DynamicLoader.__iter__`."""
+
+    def __init__(self, loader: DynamicLoader, scout: Scout, begin: Position) -> None:
+        self.scout = scout
+        self._loader = loader
+        self._at = begin
+        self._exhausted = False
+
+    def __iter__(self) -> Iterator[LocalBatch]:
+        return self
+
+    def __next__(self) -> LocalBatch:
+        if self._exhausted:
+            self._loader._check_open()
+            raise StopIteration
+        try:
+            due = self._loader._take(self.scout, self._at)
+            batch = None if due is None else self._loader._local_batch(self._at.epoch, due)
+        except BaseException:  # ctrl-C too: there will be no next batch
+            self.close()
+            raise
+        if due is None or batch is None:
+            self.close()
+            self.scout.join()  # so that whoever looks finds the store as it is between passes
+            raise StopIteration
+        self._at = Position(self._at.epoch, self._at.iteration + 1, due.draw.digest)
+        return batch
+
+    def close(self) -> None:
+        """Leave the pass before its end. What was planned for it and is not needed goes away."""
+        self._exhausted = True
+        self.scout.end()
+
+    def __del__(self) -> None:
+        self.scout.end()
+
+
+def _from_position(source: Source, position: Position) -> Iterator[Draw]:
+    """The draws from a position on, if the one before is what it was."""
+    if not position.after:
+        return source.draws(position.epoch, position.iteration)
+    return _after(source, source.draws(position.epoch, position.iteration - 1), position)
+
+
+def _after(source: Source, draws: Iterator[Draw], position: Position) -> Iterator[Draw]:
+    before = next(draws, None)
+    if before is None or before.digest != position.after:
+        raise ValueError(
+            f"iteration {position.iteration - 1} of epoch {position.epoch} has other samples than when the state was "
+            "saved: resume with the dataset, sampler and Batching that it was saved with"
+        )
+    source.release(before)
+    yield from draws
+
+
+def _stop(producer: PlanProducer, store: Patient) -> None:
+    store.stop()
+    producer.stop()
+
+
+def _agree(store: PlanStore, number: int, rank: int) -> str:
+    """What tells this start of a job from others: rank 0 draws it, where the ranks have another store, a new one."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        if store.lasting:
             raise ValueError(
-                f"sample {sample} has {len(tokens)} tokens, but its length was given as "
-                f"{self.sampler.lengths[sample]} (after the cut): give the lengths that the dataset returns"
+                f"the plan store {store.address} may hold plans of an earlier start of job {store.job!r}, and "
+                "torch.distributed is not initialized, so that the ranks cannot agree on what is new: call "
+                "init_process_group first, or give run=... , the same on all ranks and another at each start"
             )
-        return tokens
+        return "0"
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    with _counting:
+        _agreements[store.job, number, rank] += 1
+        key = f"dyncp/{store.job}/{number}/{_agreements[store.job, number, rank]}"
+    if rank == 0:
+        _get_default_store().set(key, _token())
+    run: bytes = _get_default_store().get(key)
+    return run.decode()
+
+
+def _token() -> str:
+    return uuid.uuid4().hex[:8]
 
 
 def _loader_number(store: PlanStore, rank: int) -> int:
@@ -311,72 +467,3 @@ def _loader_number(store: PlanStore, rank: int) -> int:
         made = _loaders.setdefault(store, Counter())
         made[rank] += 1
         return made[rank] - 1
-
-
-def global_batch(samples: Ints, lengths: Ints, batching: Batching) -> Batch:
-    """A global batch as planners see it.
-
-    Args:
-        samples: int64[n], of the dataset.
-        lengths: int64[len(dataset)], after the cut.
-        batching: its masks and weights.
-    """
-    sequences = []
-    for sample in samples.tolist():
-        length = int(lengths[sample])
-        masks = batching.mask(sample, length)
-        sequences.append(Sequence(length, {DEFAULT_MASK: masks} if isinstance(masks, Mask) else masks))
-    return Batch(tuple(sequences), batching.weights)
-
-
-def _check_lengths(plan: RankPlan, lengths: Ints, iteration: int) -> None:
-    """Tokens must never be sharded by a plan that was made for others."""
-    tokens = plan.header.tokens
-    planned = np.zeros(int(tokens.sequence.max(initial=-1)) + 1, np.int64)
-    np.maximum.at(planned, tokens.sequence, tokens.stop)
-    if not np.array_equal(planned, lengths):
-        raise PlanningError(
-            f"the plan that came for iteration {iteration} is for {len(planned)} sequences of {planned.sum()} tokens, "
-            f"but this batch has {len(lengths)} of {lengths.sum()}: give all ranks the same arguments, and every "
-            "loader a store with a job name of its own"
-        )
-
-
-def sample_tokens(sample: Any, index: int) -> Ints:
-    """The token numbers of a sample of a `MapDataset`, int64[length].
-
-    Raises:
-        ValueError: not a flat list of integers, or an empty one.
-    """
-    if isinstance(sample, Mapping):
-        if "input_ids" not in sample:
-            raise ValueError(f"sample {index} is a mapping of {', '.join(map(str, sample))}; it needs 'input_ids'")
-        sample = sample["input_ids"]
-    try:
-        tokens = np.asarray(sample)
-    except ValueError:  # parts of different lengths, such as (tokens, target)
-        tokens = np.asarray(None)
-    if not tokens.size:
-        raise ValueError(f"sample {index} is empty; leave empty samples out of the dataset")
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        kind = type(sample).__name__ if tokens.dtype == object else f"{tokens.dtype}{list(tokens.shape)}"
-        raise ValueError(
-            f"sample {index} is {kind}; expected its tokens alone, integers [length], or a mapping with input_ids"
-        )
-    return tokens.astype(np.int64)
-
-
-def sample_lengths(dataset: MapDataset, batching: Batching) -> Any:
-    """The length of every sample: given, told by the dataset, or measured.
-
-    Raises:
-        ValueError: another number of lengths than of samples.
-    """
-    lengths = batching.lengths if batching.lengths is not None else getattr(dataset, "lengths", None)
-    if callable(lengths):
-        lengths = lengths()
-    if lengths is None:
-        return np.array([len(sample_tokens(dataset[i], i)) for i in range(len(dataset))], np.int64)
-    if len(lengths) != len(dataset):
-        raise ValueError(f"{len(lengths)} lengths for a dataset of {len(dataset)} samples; give one for each")
-    return lengths

@@ -1,179 +1,268 @@
-"""Plans the batches dealt to one rank, on background threads, and hands every rank its part through the store."""
+"""Plans the batches dealt to one rank, on background threads, and publishes their plans; the next one due first."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
+import logging
+import os
 import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dyncp.ir.batch import Batch
-from dyncp.lookahead.config import Planning
-from dyncp.lookahead.stores.api import PlanStore
-from dyncp.lookahead.workers import Worker, WorkerError, plan_parts
+from dyncp.ir.codec import encode_batch
+from dyncp.lookahead.cache import PlanCache, cache_key
+from dyncp.lookahead.config import LookAhead, Planning
+from dyncp.lookahead.exchange import Exchange, Run
+from dyncp.lookahead.health import Health
+from dyncp.lookahead.ladder import RUNGS, on_rung
+from dyncp.lookahead.messages import Answer, Pointer, Task, planning_digest
+from dyncp.lookahead.slots import Slot
+from dyncp.lookahead.workers import PLANNER, WorkerLost, WorkerSlow
 
 STOP_TIMEOUT_S = 5.0
-PLAN, FAILURE = b"P", b"E"  # first byte of a stored value: an encoded RankPlan; or a message and lines of details
+MOST_DEATHS = 3  # of planners in the middle of one plan, before it is made by simpler means
+MOST_DETAILS = 20_000  # characters of a traceback that travel
+log = logging.getLogger("dyncp")
 
 
 class PlanningError(RuntimeError):
     """A batch could not be planned, or its plan not be fetched; names the iteration, the rank and the cause."""
 
 
-def open_part(value: bytes) -> bytes:
-    """The encoded RankPlan in a stored value.
+class MakesBatch(Protocol):
+    """What is known of a batch until a planner needs all of it."""
 
-    Raises:
-        PlanningError: the planner stored what went wrong instead.
-    """
-    if value[:1] == FAILURE:
-        message, _, details = value[1:].decode().partition("\n")
-        error = PlanningError(message)
-        error.add_note(details)
-        raise error
-    assert value[:1] == PLAN, f"foreign value {value[:16]!r} in the plan store"
-    return value[1:]
+    @property
+    def iteration(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    def batch(self) -> Batch: ...
+
+
+class Elsewhere(Protocol):
+    """Planners in other processes on the same store."""
+
+    def plan(self, run: Run, wanted: MakesBatch, batch: bytes) -> bool:
+        """Wait until one of them has published the plan of an encoded batch; False where none will."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
-class Run:
-    """One pass over the batches: what was handed over, and whether anybody still wants more.
-
-    `prefix` begins its keys: no other pass of any loader on the store has it, and all ranks have the same.
-    """
-
-    prefix: str
-    reached: int = 0  # iterations that training has begun
-    handed_over: list[int] = field(default_factory=list)  # iterations
-    ended: bool = False
-    # Held while a plan is handed over. Reentrant: garbage collection may end a run in the middle of that.
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def key(self, iteration: int, rank: int) -> str:
-        """Of a rank's part of a plan."""
-        return f"{self.prefix}/{iteration}/{rank}"
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
-    """One batch to plan."""
+    """One batch to plan, and how far that went."""
 
     run: Run
-    iteration: int
-    make_batch: Callable[[], Batch]
+    wanted: MakesBatch
+    batch: bytes = b""  # encoded, once it is
+    rung: int = 0
+    deaths: int = 0
+    errors: list[Answer] = field(default_factory=list)
+
+    @property
+    def iteration(self) -> int:
+        """Number of the batch in its pass."""
+        return self.wanted.iteration
+
+    def next_rung(self, planning: Planning) -> None:
+        """Give way, past rungs that are what was tried already."""
+        self.deaths = 0
+        tried = [on_rung(planning, rung) for rung in range(self.rung + 1)]
+        self.rung += 1
+        while self.rung < len(RUNGS) and on_rung(planning, self.rung) in tried:
+            self.rung += 1
+
+
+class Jobs:
+    """Jobs that wait for a planner; the one that training needs next comes first."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Job] = []
+        # Its lock is reentrant: the collector may close this while the very thread is inside.
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, job: Job) -> None:
+        """Add a job."""
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def take(self) -> Job | None:
+        """Wait for a job; None when there will be no more."""
+        with self._changed:
+            while not self._closed:
+                self._waiting = [job for job in self._waiting if not job.run.ended]
+                if self._waiting:
+                    due = min(self._waiting, key=lambda job: job.iteration - job.run.reached)
+                    self._waiting.remove(due)
+                    return due
+                self._changed.wait()
+            return None
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class PlanProducer:
-    """The planner of one rank: a thread for each worker process, which feeds it and stores its plans.
+    """The planner of one rank: a thread for each planner process, which feeds it and publishes its plans.
 
     Args:
         planning: how to plan.
-        rank: of this planner.
+        lookahead: limits, and sizes.
+        exchange: where the plans go.
+        name: of this planner, in messages.
         workers: planner processes; with 0 one thread plans by itself.
-        store: where the parts go.
+        health: counts what happens.
+        elsewhere: planners that are asked first.
+        planner: see `Worker`.
     """
 
-    def __init__(self, planning: Planning, rank: int, workers: int, store: PlanStore) -> None:
+    def __init__(
+        self,
+        planning: Planning,
+        lookahead: LookAhead,
+        exchange: Exchange,
+        name: str,
+        workers: int,
+        health: Health,
+        elsewhere: Elsewhere | None = None,
+        planner: str = PLANNER,
+    ) -> None:
         self.planning = planning
-        self.rank = rank
-        self.plans_made = 0
-        self.planning_s = 0.0
         self.broken: Exception | None = None  # why this rank cannot reach the store any more
-        self._store = store
-        self._runs: set[Run] = set()  # that have not ended
-        self._stopped = False
-        # Not a Queue: the collector may call `stop` while this very thread is inside one.
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._name = name
+        self.planned = planning_digest(planning)
+        self.pending = 0  # jobs that are neither published nor given up
+        self._exchange = exchange
+        self._health = health
+        self._elsewhere = elsewhere
         self._counting = threading.Lock()
-        self._workers = [Worker() for _ in range(workers)]
+        self._cache = PlanCache(lookahead.cache_bytes)
+        self._jobs = Jobs()
+        self._slots = [Slot(lookahead, health, workers > 0, planner) for _ in range(max(1, workers))]
         # Daemons: a trainer that ends without closing its loader must not hang on a plan nobody wants.
         self._threads = [
-            threading.Thread(target=self._work, args=(worker,), name="dyncp-planner", daemon=True)
-            for worker in (self._workers or (None,))
+            threading.Thread(target=self._work, args=(slot,), name="dyncp-planner", daemon=True) for slot in self._slots
         ]
-        for thread in self._threads:
+        for slot, thread in zip(self._slots, self._threads, strict=True):
+            if elsewhere is None:
+                slot.start()
             thread.start()
 
-    def begin(self, prefix: str) -> Run:
-        """Begin a pass over the batches."""
-        run = Run(prefix)
-        self._runs.add(run)
-        return run
+    @property
+    def pids(self) -> list[int]:
+        """Numbers of the planner processes."""
+        return [worker.pid for worker in [slot.worker for slot in self._slots] if worker]
 
-    def request(self, run: Run, iteration: int, make_batch: Callable[[], Batch]) -> None:
-        """Plan a batch in the background. `make_batch` is called on a background thread."""
-        self._jobs.put(Job(run, iteration, make_batch))
+    def request(self, run: Run, wanted: MakesBatch) -> None:
+        """Plan a batch in the background."""
+        self.submit(Job(run, wanted))
 
-    def end(self, run: Run) -> None:
-        """Drop what is left of a run that is over. Other ranks may still have to fetch plans of the iterations that
-        training has begun; nobody will ask for the later ones."""
-        with run.lock:
-            run.ended = True
-            unused = [iteration for iteration in run.handed_over if iteration >= run.reached]
-            run.handed_over.clear()
-        self._runs.discard(run)
-        if self.broken:
-            return
-        with contextlib.suppress(ConnectionError):  # then nobody finds the plans anyway
-            for iteration in unused:
-                for rank in range(self.planning.cluster.ranks):
-                    self._store.delete(run.key(iteration, rank))
+    def submit(self, job: Job) -> None:
+        """`request`, of a batch that may be encoded already."""
+        with self._counting:
+            self.pending += 1
+        self._jobs.put(job)
 
     def stop(self) -> None:
         """End the worker processes and the threads, without a word to the store."""
-        self._stopped = True
-        for _ in self._threads:
-            self._jobs.put(None)
-        for worker in self._workers:
-            worker.close()
+        self._jobs.close()
+        for slot in self._slots:
+            slot.close()
         for thread in self._threads:
             if thread is not threading.current_thread():  # the collector may run on any
                 thread.join(STOP_TIMEOUT_S)
 
-    def close(self) -> None:
-        """End all runs, the worker processes and the threads."""
-        for run in tuple(self._runs):
-            self.end(run)
-        self.stop()
-
-    def _work(self, worker: Worker | None) -> None:
-        while (job := self._jobs.get()) is not None:
-            if job.run.ended:
-                continue
-            values = self._plan(job, worker)
+    def _work(self, slot: Slot) -> None:
+        while (job := self._jobs.take()) is not None:
             try:
-                self._hand_over(job, values)
+                again = self._advance(job, slot)
             except Exception as error:  # noqa: BLE001 each kind of store has its own
                 self.broken = error
                 return
-
-    def _plan(self, job: Job, worker: Worker | None) -> list[bytes]:
-        """What to store for each rank: its part of the plan, or the reason why there is none."""
-        try:
-            batch = job.make_batch()
-            if worker is None:
-                parts, seconds = plan_parts(batch, self.planning)
+            if again and not job.run.ended:
+                self._jobs.put(job)
             else:
-                parts, seconds = worker.call(plan_parts, batch, self.planning)
-        except WorkerError as error:
-            return self._failure(job, str(error), error.details)
-        except BaseException as error:  # noqa: BLE001 of the user's mask function, say: every rank has to know
-            return self._failure(job, f"{type(error).__name__}: {error}", traceback.format_exc())
-        with self._counting:
-            self.plans_made += 1
-            self.planning_s += seconds
-        return [PLAN + part for part in parts]
+                with self._counting:
+                    self.pending -= 1
 
-    def _failure(self, job: Job, cause: str, details: str) -> list[bytes]:
-        message = f"iteration {job.iteration} could not be planned by rank {self.rank}: {' '.join(cause.split())}"
-        return [FAILURE + f"{message}\n{details}".encode()] * self.planning.cluster.ranks
+    def _advance(self, job: Job, slot: Slot) -> bool:
+        """Plan a job and publish the plan; whether it needs another try."""
+        if not job.batch:
+            try:
+                job.batch = encode_batch(job.wanted.batch())
+            except BaseException as error:  # noqa: BLE001 of the user's mask function, say: every rank has to know
+                self._give_up(job, Answer(error=f"{type(error).__name__}: {error}", details=traceback.format_exc()))
+                return False
+        key = cache_key(self.planning, job.batch)
+        known = self._cache.get(key)
+        if known:
+            self._health.count("cached")
+            self._publish(job, known)
+        elif self._elsewhere and job.rung == 0 and self._elsewhere.plan(job.run, job.wanted, job.batch):
+            self._health.count("remote")
+        elif answer := self._try(job, slot):
+            self._health.count("made", answer.seconds)
+            if job.rung == 0:
+                self._cache.put(key, answer)
+            else:
+                self._health.count("fallbacks")
+            self._publish(job, answer)
+        elif job.rung == len(RUNGS):
+            self._give_up(job, job.errors[0])
+        else:
+            return True
+        return False
 
-    def _hand_over(self, job: Job, values: list[bytes]) -> None:
-        with job.run.lock:
-            if job.run.ended or self._stopped:
-                return
-            job.run.handed_over.append(job.iteration)
-            for rank, value in enumerate(values):
-                self._store.put(job.run.key(job.iteration, rank), value)
+    def _try(self, job: Job, slot: Slot) -> Answer | None:
+        """The plan of a job; None if that went wrong, and the job says how to go on."""
+        try:
+            answer = slot.plan(Task(self.planning, job.batch, job.rung))
+        except WorkerLost as error:
+            job.deaths += error.ready  # else it cannot have been this plan
+            if job.deaths < MOST_DEATHS:
+                return None
+            answer = Answer(error=f"{error}, {MOST_DEATHS} times")
+        except WorkerSlow as error:
+            answer = Answer(error=str(error))
+        else:
+            if answer.error:
+                self._health.count("failed")
+        if not answer.error:
+            return answer
+        job.errors.append(answer)
+        rung = job.rung
+        job.next_rung(self.planning)
+        if job.rung < len(RUNGS) and not job.run.ended:
+            log.warning(
+                "iteration %d: planning %s failed (%s); falling back to %s",
+                job.iteration,
+                "as asked" if rung == 0 else f"by {RUNGS[rung]}",
+                answer.error,
+                RUNGS[job.rung],
+            )
+        return None
+
+    def _publish(self, job: Job, answer: Answer) -> None:
+        rung = RUNGS[job.rung]
+        pointer = Pointer("", self._name, job.wanted.digest, self.planned, answer.digest, rung)
+        self._exchange.publish(job.run, job.iteration, pointer, answer.parts)
+
+    def _give_up(self, job: Job, answer: Answer) -> None:
+        message = f"iteration {job.iteration} could not be planned by {self._name}: {' '.join(answer.error.split())}"
+        details = answer.details[-MOST_DETAILS:]
+        pointer = Pointer("", self._name, job.wanted.digest, self.planned, failure=message, details=details)
+        self._exchange.publish(job.run, job.iteration, pointer, [])
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,110 +1,152 @@
 """Planner processes: what runs in them, and how one is driven.
 
-Not `multiprocessing`: its workers run the caller's main script again, and with it the script's `import torch`. A worker
-here is a fresh interpreter that imports the planner and nothing else, is ended by its owner, and ends by itself when
-its owner is gone, as its pipe then closes.
+Not `multiprocessing`: its workers run the caller's main script again, and with it the script's `import torch`; and what
+they are told is pickled. A worker here is a fresh interpreter that imports the planner and nothing else, reads typed
+messages, is ended by its owner, and ends by itself when its owner is gone, whatever it is doing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import multiprocessing
-import pickle
+import os
+import resource
 import signal
 import subprocess
 import sys
-import time
-import traceback
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 import dyncp
-from dyncp.ir.batch import Batch
-from dyncp.ir.codec import encode_rank
-from dyncp.lookahead.config import Planning
-from dyncp.strategies import make_plan
+from dyncp.lookahead import messages
+from dyncp.lookahead.messages import Answer, Task
 from dyncp.strategies.warm import warm_up
 
 END_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 600.0  # the first on a machine compiles the planner
+READY = b"ready"
+NICENESS = 5  # training comes first
+PLANNER = "dyncp.lookahead.ladder:carry_out"
 
 
-class WorkerError(RuntimeError):
-    """A call failed in a worker. `details` is the worker's traceback."""
+class WorkerLost(RuntimeError):
+    """The planner process ended before it answered; `ready` says whether it had got as far as to plan."""
 
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
+    ready = False
 
 
-def plan_parts(batch: Batch, planning: Planning) -> tuple[list[bytes], float]:
-    """Plan a batch: the encoded part of every rank, and the seconds it took."""
-    started = time.perf_counter()
-    plan = make_plan(batch, planning.shape, planning.cluster, planning.strategy, planning.options)
-    parts = [encode_rank(plan.rank(rank)) for rank in range(planning.cluster.ranks)]
-    return parts, time.perf_counter() - started
+class WorkerSlow(RuntimeError):
+    """The planner process did not answer in time, and was ended."""
 
 
-def interpreter_command(module: str, function: str, argument: str) -> list[str]:
-    """The command that calls `module.function(argument)` in a fresh interpreter like this one, on this very package."""
+def interpreter_command(module: str, function: str, *arguments: str) -> list[str]:
+    """The command that calls `module.function(*arguments)` in a fresh interpreter like this one, on this very
+    package."""
     # The package's folder goes where -c puts the current directory: this process need not have it from PYTHONPATH.
-    boot = f"import sys; sys.path[0] = sys.argv[1]; from {module} import {function}; {function}(sys.argv[2])"
-    return [sys.executable, "-c", boot, str(Path(dyncp.__path__[0]).parent), argument]
+    boot = f"import sys; sys.path[0] = sys.argv[1]; from {module} import {function}; {function}(*sys.argv[2:])"
+    return [sys.executable, "-c", boot, str(Path(dyncp.__path__[0]).parent), *arguments]
 
 
 class Worker:
-    """One planner process, for one thread at a time."""
+    """One planner process, for one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        planner: `module:function` that turns a `Task` into an `Answer`, imported in the process.
+    """
+
+    def __init__(self, planner: str = PLANNER) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
+        self._ready = False
         with theirs:
             descriptor = theirs.fileno()
-            command = interpreter_command("dyncp.lookahead.workers", "serve", str(descriptor))
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+            command = interpreter_command("dyncp.lookahead.workers", "serve", str(descriptor), planner)
+            # Its stdin is never written: it ends when this process does, however that happens.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                pass_fds=[descriptor],
+                env=os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+            )
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """`function(*args)`, run in the worker. Function, arguments and result are pickled, the function by name.
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self._process.poll() is None
+
+    def plan(self, task: Task, limit_s: float) -> Answer:
+        """What the planner makes of a task.
 
         Raises:
-            WorkerError: the call failed, or the worker ended.
+            WorkerLost: the process ended. Ask another.
+            WorkerSlow: it took longer than `limit_s`, counted from when it was ready for its first task; it was ended.
         """
         try:
-            self._pipe.send((function, args))
-            done, value, details = self._pipe.recv()
+            if not self._ready:
+                if not self._pipe.poll(START_TIMEOUT_S):
+                    self.close()
+                    raise WorkerLost(f"the planner process did not start within {START_TIMEOUT_S:g} s")
+                self._ready = self._pipe.recv_bytes() == READY
+            self._pipe.send_bytes(messages.encode(task))
+            if not self._pipe.poll(limit_s):
+                self.close()
+                raise WorkerSlow(f"planning took longer than {limit_s:g} s")
+            return messages.decode(self._pipe.recv_bytes(messages.MAX_BYTES), Answer)
         except (EOFError, OSError) as error:
-            code = self.close()
-            raise WorkerError(f"the planner process ended with exit code {code} before it answered") from error
-        if not done:
-            raise WorkerError(value, details)
-        return value
+            lost = WorkerLost(f"the planner process ended with exit code {self.close()} before it answered")
+            lost.ready = self._ready
+            raise lost from error
 
     def close(self) -> int:
         """End the process, whatever it is doing, and return its exit code. May be called from any thread, twice."""
         # Not the pipe: a thread may be reading from it, and sees it end with the process.
         self._process.terminate()
         try:
-            return self._process.wait(END_TIMEOUT_S)
+            code = self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            return self._process.wait()
+            code = self._process.wait()
+        if self._process.stdin:
+            self._process.stdin.close()
+        return code
 
 
-def serve(descriptor: str) -> None:
-    """The main function of a worker: answer calls until the owner closes the pipe, of which this is the file number."""
+def serve(descriptor: str, planner: str) -> None:
+    """The main function of a worker: answer tasks until the owner closes the pipe, of which this is the file number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole terminal; the owner ends its workers
+    threading.Thread(target=_end_with_owner, daemon=True).start()
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    module, _, name = planner.partition(":")
+    carry_out: Callable[[Task], Answer] = getattr(importlib.import_module(module), name)
     warm_up()
     pipe = Connection(int(descriptor))
-    while True:
-        try:
-            request = pipe.recv_bytes()
-        except (EOFError, ConnectionError):  # which of them depends on whether an answer was left unread
-            return
-        try:
-            function, args = pickle.loads(request)  # from the process that started this one
-            answer = (True, function(*args), "")
-        except Exception as error:  # noqa: BLE001 whatever it is, the owner has to know
-            answer = (False, f"{type(error).__name__}: {error}", traceback.format_exc())
-        try:
-            pipe.send(answer)
-        except ConnectionError:
-            return
+    with contextlib.suppress(EOFError, ConnectionError):  # which of them depends on what was left unread
+        pipe.send_bytes(READY)
+        while True:
+            task = messages.decode(pipe.recv_bytes(messages.MAX_BYTES), Task)
+            answer = msgspec.structs.replace(carry_out(task), memory_bytes=memory_bytes())
+            pipe.send_bytes(messages.encode(answer))
+
+
+def memory_bytes() -> int:
+    """What this process holds in memory; where the system does not say, the most it ever held."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _end_with_owner() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)

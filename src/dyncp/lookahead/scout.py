@@ -1,0 +1,335 @@
+"""Runs ahead of training: learns which batches come, has this rank's share of them planned, and fetches this rank's
+parts of all plans before they are due. One thread for each pass."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from dyncp.ir.batch import Batch
+from dyncp.ir.errors import DecodeError
+from dyncp.ir.plan import RankPlan
+from dyncp.lookahead.exchange import Exchange, Run
+from dyncp.lookahead.messages import Hello, Pointer, Progress
+from dyncp.lookahead.producer import PlanningError, PlanProducer
+from dyncp.lookahead.source import Draw, Source
+
+LOOK_UP_S = 0.5  # how long one look for a plan takes at most that training waits for
+CHECK_S = 1.0  # how often a rank makes sure that the store still has what it published
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between looks for a plan that is not due yet
+STOP_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A batch of a source, for planners."""
+
+    source: Source
+    draw: Draw
+
+    @property
+    def iteration(self) -> int:
+        """Number of the batch in its pass."""
+        return self.draw.iteration
+
+    @property
+    def digest(self) -> str:
+        """Of its samples and lengths."""
+        return self.draw.digest
+
+    def batch(self) -> Batch:
+        """All that planners need; calls the user's mask function."""
+        return self.source.global_batch(self.draw)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A batch, and this rank's part of its plan."""
+
+    draw: Draw
+    plan: RankPlan
+
+
+class Scout:
+    """Of one rank, on one pass.
+
+    Args:
+        source: the batches.
+        draws: those of this pass.
+        start: iteration of the first.
+        run: the pass.
+        producer: plans this rank's share.
+        exchange: where plans are.
+        rank: of the trainer.
+        kappa: how many batches ahead.
+        hello: for planners elsewhere, with its place; of one rank.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        draws: Iterator[Draw],
+        start: int,
+        run: Run,
+        producer: PlanProducer,
+        exchange: Exchange,
+        rank: int,
+        kappa: int,
+        hello: tuple[str, int, Hello] | None = None,
+    ) -> None:
+        self.run = run
+        self.first = start  # iteration
+        self._source = source
+        self._draws = draws
+        self._producer = producer
+        self._exchange = exchange
+        self._rank = rank
+        self._kappa = kappa
+        self._hello = hello
+        self._changed = threading.Condition()  # reentrant, see Jobs
+        self._drawn: list[Draw] = []  # from iteration `_released` on
+        self._released = start
+        self._pointers: list[Pointer] = []  # of the first of these
+        self._ready: dict[int, RankPlan] = {}
+        self._failure: Exception | None = None  # at the first batch that is not ready
+        self._end_of_data: Exception | None = None  # why there are no more batches, if that is not the end
+        self._exhausted = False
+        self._looked_after_s = time.monotonic()
+        self._told, self._told_s = -1, 0.0  # what planners elsewhere know of `run.reached`, and since when
+        run.reached = start
+        self._thread = threading.Thread(target=self._work, name="dyncp-scout", daemon=True)
+        self._thread.start()
+
+    def take(self, iteration: int, timeout_s: float) -> Due | None:
+        """Wait for a batch and its plan; None when the pass has no more.
+
+        Raises:
+            PlanningError: there will be no plan.
+            TimeoutError: it did not come in time.
+            RuntimeError: the pass was ended meanwhile.
+            Exception: whatever the data set raised.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self.run.reached = iteration + 1
+            self._changed.notify_all()
+            while iteration not in self._ready:
+                if self.run.ended:
+                    raise RuntimeError("the loader is closed; make a new one")
+                if self._failure:
+                    raise self._failure
+                if self._exhausted and iteration >= self._released + len(self._drawn):
+                    if self._end_of_data:
+                        raise self._end_of_data
+                    return None
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(self._late(iteration, timeout_s))
+                self._changed.wait(left_s)
+            return Due(self._drawn[iteration - self._released], self._ready[iteration])
+
+    def ready(self) -> int:
+        """How many plans of batches to come are here, one after the other."""
+        with self._changed:
+            count = 0
+            while self.run.reached + count in self._ready:
+                count += 1
+            return count
+
+    def end(self) -> None:
+        """The pass is over, at its end or before; the thread tidies up, and ends."""
+        self.run.ended = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Wait until the thread has tidied up."""
+        if self._thread is not threading.current_thread():  # the collector may run on any
+            self._thread.join(timeout_s)
+
+    def _late(self, iteration: int, timeout_s: float) -> str:
+        known = iteration < self._released + len(self._drawn)
+        if not known:
+            return (
+                f"nothing is known of iteration {iteration} after {timeout_s:g} s: the data set did not come to it, or "
+                f"the plan store {self._exchange.store.address} does not answer"
+            )
+        return (
+            f"no plan for iteration {iteration} within {timeout_s:g} s; it was to come from the planner of rank "
+            f"{iteration % self._exchange.ranks}: see whether that rank is alive, or raise timeout_s"
+        )
+
+    def _work(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001 each kind of store has its own, and the trainer has to know
+            with self._changed:
+                self._failure = self._explained(error)
+                self._changed.notify_all()
+            with self._changed:
+                while not self.run.ended:
+                    self._changed.wait()
+        with suppress(ConnectionError, TimeoutError):  # then nobody finds the plans anyway
+            self._leave()
+
+    def _follow(self) -> None:
+        pause_s = SHORTEST_PAUSE_S
+        while not self.run.ended:
+            self._tell()
+            self._draw()
+            self._let_go()
+            self._repair()
+            iteration = self._released + len(self._pointers)
+            with self._changed:
+                due = iteration < self.run.reached
+                beyond = iteration >= self._released + len(self._drawn)
+            if not beyond and self._fetch(iteration, LOOK_UP_S if due else 0.0):
+                pause_s = SHORTEST_PAUSE_S
+                continue
+            if self._producer.broken:
+                raise self._producer.broken
+            if due and not beyond:
+                continue
+            with self._changed:
+                # What changes is what training has reached; other ranks' plans come without a word.
+                if not self.run.ended and self._up_to_date():
+                    self._changed.wait(CHECK_S if beyond else pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _tell(self) -> None:
+        """Tell planners elsewhere how far training is; one rank does. And again now and then: stores forget."""
+        now_s = time.monotonic()
+        if self._hello and (self._told != self.run.reached or now_s - self._told_s > CHECK_S):
+            self._told, self._told_s = self.run.reached, now_s
+            self._exchange.put(f"{self.run.prefix}/progress", -1, Progress(self._told))
+            self._exchange.put(*self._hello)
+
+    def _up_to_date(self) -> bool:
+        """Whether nothing waits but plans that are not due."""
+        return self._is_drawn() and self._released + len(self._pointers) >= self.run.reached and not self._is_over()
+
+    def _is_drawn(self) -> bool:
+        """Whether all batches up to kappa ahead of the one that training is in are known."""
+        return self._exhausted or self._released + len(self._drawn) >= self.run.reached + self._kappa
+
+    def _is_over(self) -> bool:
+        """Whether training has left the first batch that is still held: it has asked for the one after the next."""
+        return bool(self._pointers) and self._released + 1 < self.run.reached
+
+    def _draw(self) -> None:
+        """Learn of batches, up to kappa ahead of training, and request this rank's share."""
+        while not self.run.ended:
+            with self._changed:
+                if self._is_drawn():
+                    return
+            try:
+                draw = next(self._draws, None)
+            except Exception as error:  # noqa: BLE001 of the user's data set or sampler; what came before it is good
+                draw, self._end_of_data = None, error
+            with self._changed:
+                if draw is None:
+                    self._exhausted = True
+                else:
+                    self._drawn.append(draw)
+                self._changed.notify_all()
+            if draw is not None and draw.iteration % self._exchange.ranks == self._rank:
+                self._producer.request(self.run, Wanted(self._source, draw))
+
+    def _fetch(self, iteration: int, timeout_s: float) -> bool:
+        """Fetch a plan, if it is there."""
+        try:
+            pointer = self._exchange.look(self.run, iteration, timeout_s)
+            if pointer.failure:
+                error = PlanningError(pointer.failure)
+                error.add_note(pointer.details)
+                raise error
+            self._check(iteration, pointer)
+            plan = self._exchange.fetch(self.run, iteration, pointer, self._rank, LOOK_UP_S)
+        except TimeoutError:
+            return False
+        with self._changed:
+            self._pointers.append(pointer)
+            self._ready[iteration] = plan
+            self._changed.notify_all()
+        return True
+
+    def _check(self, iteration: int, pointer: Pointer) -> None:
+        """Tokens must never be sharded by a plan that was made for others."""
+        draw = self._drawn[iteration - self._released]
+        for what, got, expected in (
+            ("samples or lengths", pointer.draw, draw.digest),
+            ("settings", pointer.planned, self._producer.planned),
+        ):
+            if got != expected:
+                raise PlanningError(
+                    f"the plan that came for iteration {iteration} was made by {pointer.planner} for other {what} than "
+                    f"rank {self._rank} has: give all ranks the same data set, sampler and arguments, and every loader "
+                    "a store with a job name of its own"
+                )
+
+    def _let_go(self) -> None:
+        """Drop what training has left behind."""
+        tidy = False
+        while self._is_over():
+            self._drop()
+            tidy = True
+        if tidy:
+            self._exchange.tidy()
+
+    def _drop(self) -> None:
+        with self._changed:
+            draw, pointer, iteration = self._drawn.pop(0), self._pointers.pop(0), self._released
+            self._ready.pop(iteration, None)
+            self._released += 1
+        self._source.release(draw)
+        self._exchange.done(self.run, iteration, pointer, self._rank)
+
+    def _repair(self) -> None:
+        """Put again what the store forgot, as a server does that was restarted; and ask again for what others made."""
+        now_s = time.monotonic()
+        if now_s - self._looked_after_s < CHECK_S:
+            return
+        self._looked_after_s = now_s
+        for iteration in self._exchange.repair(self.run):
+            draw = self._drawn[iteration - self._released]
+            self._producer.request(self.run, Wanted(self._source, draw))
+
+    def _leave(self) -> None:
+        """Tidy up at the end of the pass."""
+        while self._pointers and self._released < self.run.reached:
+            self._drop()
+        while self._drawn:
+            self._source.release(self._drawn.pop(0))
+        self._exchange.tidy()
+        if self._hello:
+            self._exchange.store.delete(f"{self.run.prefix}/progress")
+
+    def _explained(self, error: Exception) -> Exception:
+        iteration = self._released + len(self._pointers)
+        if isinstance(error, ConnectionError):
+            return _with_cause(
+                PlanningError(
+                    f"rank {self._rank} lost the plan store at the plan of iteration {iteration}: {error}; see why the "
+                    "process that holds the store ended (rank 0, or torchrun), and start all ranks again"
+                ),
+                error,
+            )
+        if error is self._producer.broken:
+            return _with_cause(
+                PlanningError(
+                    f"rank {self._rank} has no plan for iteration {iteration}, and its planner can store no more "
+                    f"plans: {type(error).__name__}: {error}"
+                ),
+                error,
+            )
+        if isinstance(error, DecodeError):
+            return _with_cause(PlanningError(f"the plan of iteration {iteration} cannot be used: {error}"), error)
+        return error
+
+
+def _with_cause(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
