@@ -20,7 +20,7 @@ from dyncp.lookahead.ladder import RUNGS, on_rung
 from dyncp.lookahead.slots import MOST_FAILURES
 from dyncp.lookahead.workers import memory_bytes
 
-TESTS = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("faults")
 SMALL = Batching(50, 50)
 
 
@@ -30,17 +30,6 @@ def ahead(kappa, workers, **more):
 
 
 MANY = tuple(range(2, 50)) + (49,) * 4
-
-
-@pytest.fixture(autouse=True)
-def faults(monkeypatch, tmp_path):
-    """Planner processes find the planners of this folder, and these what they are to do."""
-    folder = tmp_path / "faults"
-    folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    monkeypatch.setenv("FAULTS_FOLDER", str(folder))
-    monkeypatch.setenv("FAULTS_OWNER", str(os.getpid()))
-    return folder
 
 
 def expected(ranks=1, lengths=MANY, strategy="zigzag"):

@@ -8,7 +8,7 @@ from collections import UserDict
 import numpy as np
 import pytest
 import torch
-from lookahead.loading import IN_PROCESS, LENGTHS, LONG_TAIL_CUT, Counting, open_loaders, planning
+from lookahead.loading import IN_PROCESS, LENGTHS, LONG_TAIL_CUT, Counting, in_turns, open_loaders, planning
 
 from dyncp import masks
 from dyncp.lookahead import Batching, DynamicLoader, LookAhead, PlanningError
@@ -375,3 +375,36 @@ def test_lengths_may_be_given_or_a_method():
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_hugging_face_datasets_are_trained_on_by_index_and_as_streams(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    datasets = pytest.importorskip("datasets")
+    rows = {"input_ids": [list(range(n, 2 * n)) for n in LENGTHS], "name": [str(n) for n in LENGTHS]}
+    table = datasets.Dataset.from_dict(rows).select(range(len(LENGTHS))).with_format("torch")
+    streams = [table.to_iterable_dataset().shuffle(seed=1, buffer_size=4) for _ in range(2)]
+    for pair in ([table, table], streams):
+        with open_loaders(pair, Batching(128, 50)) as loaders:
+            seen = []
+            for parts in in_turns(loaders):
+                held = [[] for _ in parts[0].samples]
+                for part in parts:
+                    for number, token in zip(part.sequence_ids.tolist(), part.input_ids.tolist(), strict=True):
+                        held[number].append(token)
+                seen += [(min(tokens), len(tokens)) for tokens in held]
+        assert sorted(seen) == sorted((n, min(n, 50)) for n in LENGTHS)
+
+
+def test_masks_may_depend_on_what_is_in_a_sample():
+    class Packed(Counting):
+        def __getitem__(self, index):
+            return {"input_ids": super().__getitem__(index), "parts": [self.lengths[index] // 2, self.lengths[index]]}
+
+    def mask(sample, length):
+        first = min(sample["parts"][0], length)
+        return masks.document([first, length - first] if 0 < first < length else [length])
+
+    with open_loaders([Packed([8, 20, 10])], Batching(64, 64, sample_mask=mask)) as (loader,):
+        (batch,) = loader
+    assert pairs(batch) == sum(2 * (n // 2) * (n // 2 + 1) // 2 for n in (8, 20, 10))
+    assert sorted(loader.dataset.read)[:3] == [0, 0, 1]  # once for its mask, once for its tokens

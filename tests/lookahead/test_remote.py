@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from lookahead.loading import Counting, in_turns, open_loaders
-from lookahead.test_faults import MANY, SMALL, TESTS, ahead, expected
+from lookahead.test_faults import MANY, SMALL, ahead, expected
 
 import dyncp
 from dyncp.lookahead import FileStore, LookAhead, MemoryStore, remote
@@ -21,15 +21,7 @@ from dyncp.lookahead.seal import Seal
 
 REMOTE = ahead(3, 0, remote=True)
 KEY = bytes(range(32))
-
-
-@pytest.fixture(autouse=True)
-def faults(monkeypatch, tmp_path):
-    folder = tmp_path / "faults"
-    folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    monkeypatch.setenv("FAULTS_FOLDER", str(folder))
-    return folder
+pytestmark = pytest.mark.usefixtures("faults")
 
 
 @contextlib.contextmanager
