@@ -15,7 +15,7 @@ from dyncp.ir.arrays import Ints
 from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.columns import MAX_BYTES, Array, Schema, decode_body, encode_body
 from dyncp.ir.frame import Format
-from dyncp.ir.mask import Mask, _check_slices
+from dyncp.ir.mask import Mask, check_slices
 from dyncp.ir.slices import HI_STEP, LO, LO_STEP, Q_START, Q_STOP
 
 BATCH_VERSION = 1
@@ -138,7 +138,7 @@ def _masks(length: Ints, keys: Ints, width: int, used: Ints, counts: Ints, slice
     q_limit: Any = np.repeat(q_length, counts)  # of each slice, where a mask has one for all
     k_limit: Any = np.repeat(k_length, counts)
     try:  # all at once: one after the other they would take most of the time
-        _check_slices(q_limit, k_limit, slices)
+        check_slices(q_limit, k_limit, slices)
     except ValueError:
         for q, k, (start, stop) in sizes:
             Mask(q, k, slices[start:stop])  # says which slice of which size is wrong

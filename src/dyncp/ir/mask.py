@@ -50,7 +50,7 @@ class Mask:
                 "q_start, q_stop, lo, lo_step, hi, hi_step"
             )
         slices = slices.astype(np.int64)
-        _check_slices(self.q_length, self.k_length, slices)
+        check_slices(self.q_length, self.k_length, slices)
         object.__setattr__(self, "slices", frozen(_in_one_spelling(slices), "int64"))
 
     def __eq__(self, other: object) -> bool:
@@ -198,7 +198,17 @@ class Mask:
             raise ValueError(f"{what} [{start}, {stop}): expected 0 <= start < stop <= {length}, the mask's {what}")
 
 
-def _check_slices(q_length: int, k_length: int, slices: Ints) -> None:
+def check_slices(q_length: int, k_length: int, slices: Ints) -> None:
+    """Whether slices lie inside a mask, each with rows and keys.
+
+    Args:
+        q_length: rows of the mask; or int64[K], of each slice's own.
+        k_length: its keys, likewise.
+        slices: int64[K, 6].
+
+    Raises:
+        ValueError: the first that does not.
+    """
     q_start, q_stop, lo, lo_step, hi, hi_step = slices.T
     rows = q_stop - q_start
     last_lo, last_hi = lo + lo_step * (rows - 1), hi + hi_step * (rows - 1)

@@ -26,6 +26,8 @@ from dyncp.lookahead.messages import Kind, Message, Pointer
 from dyncp.lookahead.seal import Seal
 from dyncp.lookahead.stores.api import PlanStore
 
+MAX_PART_BYTES = 256 << 20  # of one rank's part, unpacked
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -148,7 +150,8 @@ class Exchange:
             DecodeError: something else is there.
         """
         place = self._part(run, iteration, pointer, rank)
-        plan = decode_rank(self.seal.unwrap(place, iteration, self.store.get(place, timeout_s)))
+        data = self.seal.unwrap(place, iteration, self.store.get(place, timeout_s))
+        plan = decode_rank(data, MAX_PART_BYTES)
         if (plan.rank, plan.digest) != (rank, pointer.digest):
             raise DecodeError(
                 f"{place} holds the part of rank {plan.rank} of the plan {plan.digest[:12]}, expected that of rank "

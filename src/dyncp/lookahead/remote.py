@@ -36,6 +36,7 @@ BEAT_S = 1.0  # between signs of life
 ABSENT_S = 15.0  # that nobody is asked after nobody was there
 GONE_S = 10.0  # that a pass is not heard of, before it counts as over; a store may have to be told again
 POLL_S = 0.05  # between a planner's looks for batches
+MAX_BATCH_BYTES = 256 << 20  # that a rank may ask for, unpacked
 SOMEBODY = "planners/any"
 log = logging.getLogger("dyncp")
 Clock = Callable[[], float]
@@ -126,7 +127,7 @@ class Asked:
 
     def batch(self) -> Batch:
         """The batch itself."""
-        return decode_batch(self.encoded)
+        return decode_batch(self.encoded, MAX_BATCH_BYTES)
 
 
 @dataclass(slots=True, eq=False)
@@ -296,7 +297,7 @@ class PlannerServer:
                 continue
             taken.add(iteration)
             try:
-                decode_batch(ask.batch)
+                decode_batch(ask.batch, MAX_BATCH_BYTES)
             except DecodeError as error:
                 log.warning("iteration %d is left to its rank: %s", iteration, error)
                 continue
