@@ -256,3 +256,16 @@ def test_the_diagonal_of_a_causal_mask_is_one_slice():
     """So kernels see it as causal, and plans stay small."""
     assert masks.causal(64).crop(16, 32, 16, 32).slices.tolist() == [[0, 16, 0, 0, 1, 1]]
     assert masks.sliding_window(64, 8).crop(16, 32, 16, 32).slices.tolist() == [[0, 7, 0, 0, 1, 1], [7, 16, 0, 1, 8, 1]]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [2**63 - 1, -(2**63), 0, 0, 1, 0],  # one row, by the difference
+        [0, 3, 2**63 - 2, 1, 2**63 - 1, 1],  # the last row's keys wrap around, and lie below the limit
+        [0, 4, 0, 0, 2**63 - 1, 1],
+    ],
+)
+def test_numbers_that_wrap_around_are_refused(row):
+    with pytest.raises(ValueError, match="slice 0 of the mask"):
+        Mask(4, 4, [row])

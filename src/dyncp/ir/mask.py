@@ -212,13 +212,17 @@ def check_slices(q_length: int, k_length: int, slices: Ints) -> None:
     q_start, q_stop, lo, lo_step, hi, hi_step = slices.T
     rows = q_stop - q_start
     last_lo, last_hi = lo + lo_step * (rows - 1), hi + hi_step * (rows - 1)
-    # Lines are straight, so what holds for the first and the last row holds between them.
+    # Lines are straight, so what holds for the first and the last row holds between them. Numbers near the end of
+    # int64 wrap around in sums and differences, so bounds are asked of what was given, too.
     rules: tuple[tuple[NDArray[Any], str], ...] = (
         ((q_start >= 0) & (q_stop <= q_length), f"its rows must lie in [0, {q_length})"),
-        (rows >= 1, "q_start must be below q_stop"),
+        (q_start < q_stop, "q_start must be below q_stop"),
         ((lo_step >= 0) & (lo_step <= 1) & (hi_step >= 0) & (hi_step <= 1), "steps must be 0 or 1"),
         ((lo < hi) & (last_lo < last_hi), "every row must see a key: shorten the slice to the rows that do"),
-        ((lo >= 0) & (last_hi <= k_length), f"its keys must lie in [0, {k_length}): cut it to the mask"),
+        (
+            (lo >= 0) & (hi <= k_length) & (last_hi <= k_length),
+            f"its keys must lie in [0, {k_length}): cut it to the mask",
+        ),
     )
     for holds, rule in rules:
         if not holds.all():
