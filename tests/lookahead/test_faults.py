@@ -8,16 +8,19 @@ import os
 import signal
 import threading
 import time
+import warnings
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 import pytest
 from lookahead.loading import Counting, in_turns, open_loaders, planning
+from lookahead.test_workers import task
 
 from dyncp.lookahead import Batching, DynamicLoader, FileStore, LookAhead, MemoryStore, PlanningError
+from dyncp.lookahead.health import Health
 from dyncp.lookahead.ladder import RUNGS, on_rung
-from dyncp.lookahead.slots import MOST_FAILURES
+from dyncp.lookahead.slots import MOST_FAILURES, Slot
 from dyncp.lookahead.workers import memory_bytes
 
 pytestmark = pytest.mark.usefixtures("faults")
@@ -429,3 +432,15 @@ def test_ten_thousand_plans_leave_no_memory_behind():
     assert len(store) == 0
     assert objects[-1] < objects[1] + 2000, objects  # less than one for every four plans
     assert held[-1] < held[1] + (20 << 20), held  # a plan with all that belongs to it takes some ten kilobytes
+
+
+def test_a_worker_that_is_found_dead_leaves_no_pipe_open():
+    slot = Slot(ahead(1, 1), Health(), process=True)
+    slot.plan(task(7))
+    os.kill(slot.worker.pid, signal.SIGKILL)
+    time.sleep(0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not slot.plan(task(7)).error
+        gc.collect()
+    slot.close()

@@ -26,6 +26,7 @@ from dyncp.lookahead.messages import Kind, Message, Pointer
 from dyncp.lookahead.seal import Seal
 from dyncp.lookahead.stores.api import PlanStore
 
+LEAST_DRIFT = 16
 MAX_PART_BYTES = 256 << 20  # of one rank's part, unpacked
 
 
@@ -65,12 +66,15 @@ class Exchange:
         store: where they are.
         seal: wraps them.
         ranks: that share each plan.
+        drift: iterations that ranks may be apart. They meet in attention and in the sums of gradients, but hosts run
+            ahead of devices.
     """
 
-    def __init__(self, store: PlanStore, seal: Seal, ranks: int) -> None:
+    def __init__(self, store: PlanStore, seal: Seal, ranks: int, drift: int = LEAST_DRIFT) -> None:
         self.store = store
         self.seal = seal
         self.ranks = ranks
+        self._drift = drift
         self._runs: list[Run] = []
         self._lock = threading.Lock()
 
@@ -116,7 +120,7 @@ class Exchange:
         lost = []
         with run.lock:
             for iteration, plan in list(run.published.items()):
-                if iteration + 1 < run.reached or run.ended or self._is_there(run, iteration):
+                if iteration + self._drift < run.reached or run.ended or self._is_there(run, iteration):
                     continue
                 if plan.parts or plan.pointer.failure:
                     self._put_parts(run, iteration, plan.pointer, plan.parts)
@@ -177,8 +181,7 @@ class Exchange:
     def _tidy(self, run: Run) -> None:
         with run.lock:
             for iteration, plan in list(run.published.items()):
-                # A rank that begins iteration i + 2 was in i + 1 with all others, so they have their parts of i.
-                over = iteration + 2 <= run.reached
+                over = iteration + self._drift < run.reached
                 unwanted = (run.ended and iteration >= run.reached) or (over and (plan.again or plan.pointer.failure))
                 if unwanted:
                     self._delete_parts(run, iteration, plan.pointer)

@@ -16,7 +16,7 @@ import numpy as np
 
 from dyncp.ir.plan import RankPlan
 from dyncp.lookahead.config import Batching, LookAhead, Planning, check_whole
-from dyncp.lookahead.exchange import Exchange
+from dyncp.lookahead.exchange import LEAST_DRIFT, Exchange
 from dyncp.lookahead.health import Health, LoaderReport, Pace
 from dyncp.lookahead.messages import Hello
 from dyncp.lookahead.producer import PlanProducer, cores
@@ -151,7 +151,9 @@ class DynamicLoader:
         store = store if store is not None else MemoryStore()
         self._number = _loader_number(store, rank)
         self._store = Patient(store, self.lookahead.patience_s)
-        self._exchange = Exchange(self._store, Seal(store.job, key), ranks)
+        # A rank that is further ahead waits for plans of one that has not come to them.
+        drift = max(LEAST_DRIFT, self.lookahead.kappa + 2)
+        self._exchange = Exchange(self._store, Seal(store.job, key), ranks, drift)
         self._run = run
         self._planner = planner
         self._health, self._pace = Health(), Pace()

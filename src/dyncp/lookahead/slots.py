@@ -114,7 +114,9 @@ class Slot:
         self.start()
 
     def _lose(self, cause: str) -> None:
-        self.worker = None
+        worker, self.worker = self.worker, None
+        if worker:
+            worker.close()
         if self._closed:
             return
         self._health.count("lost")

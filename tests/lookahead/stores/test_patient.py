@@ -172,3 +172,21 @@ def test_threads_share_an_outage(caplog):
         thread.join()
     assert len(inner) == 4 and 1 <= store.outages <= 2
     assert len(caplog.records) == 2 * store.outages
+
+
+def test_connections_that_break_after_an_outage_are_no_outages_of_their_own(caplog):
+    """One server is started again, and each thread has a connection of its own that finds out about it."""
+    inner = Failing(9)
+    store, time = patient(inner)
+    store.put("a", b"1")
+    for _ in range(5):
+        inner.failures = 1
+        store.put("a", b"1")
+    assert store.outages == 1 and len(caplog.records) == 2
+    inner.failures = 9  # a long one soon after
+    store.put("a", b"1")
+    assert store.outages == 2
+    time.now_s += 100
+    inner.failures = 1  # a short one, long after
+    store.put("a", b"1")
+    assert store.outages == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -13,6 +14,8 @@ from dyncp.lookahead.stores.api import PlanStore, StoreError
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0  # between two tries
+SAME_S = 10.0  # after an outage, in which failures that pass within AT_ONCE_S are still of it
+AT_ONCE_S = 1.0
 _log = logging.getLogger("dyncp")
 
 
@@ -21,6 +24,7 @@ class Patient:
 
     An outage begins with the first call that fails, of any thread, and ends with the next one that succeeds. When it
     has lasted for `patience_s`, calls fail. Each later one then tries once, until one succeeds and ends the outage.
+    Failures soon afterwards that pass at once belong to it: other threads find out that their connections are broken.
 
     `add` may say True to a second caller with the same value when the answer to an earlier try of it was lost; values
     that name their caller tell two callers apart.
@@ -52,6 +56,7 @@ class Patient:
         self._lock = threading.Lock()
         self._began_s: float | None = None  # when the outage began
         self._tries = 0  # in it
+        self._ended_s = -math.inf  # when the last one ended
 
     @property
     def away(self) -> bool:
@@ -129,7 +134,7 @@ class Patient:
         """
         with self._lock:
             now_s = self._clock()
-            first = self._began_s is None
+            first = self._began_s is None and now_s - self._ended_s >= SAME_S
             if self._began_s is None:
                 self._began_s, self._tries = now_s, 0
             self._tries += 1
@@ -147,8 +152,11 @@ class Patient:
         with self._lock:
             if self._began_s is None:
                 return
-            lasted_s, tries = self._clock() - self._began_s, self._tries
-            self._began_s = None
+            now_s, began_s, tries = self._clock(), self._began_s, self._tries
+            lasted_s, same = now_s - began_s, began_s - self._ended_s < SAME_S
+            self._began_s, self._ended_s = None, now_s
+            if same and lasted_s < AT_ONCE_S:
+                return
             self.outages += 1
         _log.warning(
             "the plan store %s is back after %.1f s and %d tries; it may have forgotten what was put before",
