@@ -19,7 +19,7 @@ from dyncp.masks import causal
         (lambda: LookAhead(kappa=-1), "kappa is -1"),
         (lambda: LookAhead(workers=-1), "workers is -1"),
         (lambda: LookAhead(timeout_s=0), "timeout_s is 0"),
-        (lambda: LookAhead(timeout_s=math.inf), "timeout_s is inf; it must be positive and finite"),
+        (lambda: LookAhead(timeout_s=math.inf), "timeout_s is inf; it must be positive, and at most"),
         (lambda: LookAhead(timeout_s=math.nan), "timeout_s is nan"),
         (lambda: LookAhead(timeout_s="9"), "timeout_s is '9'"),
         (lambda: LookAhead(kappa=2.5), "kappa is 2.5; it must be a whole number of at least 0"),

@@ -8,6 +8,7 @@ from dyncp.lookahead.exchange import Exchange
 from dyncp.lookahead.ladder import plan_parts
 from dyncp.lookahead.messages import Pointer
 from dyncp.lookahead.seal import Seal
+from dyncp.lookahead.stores.patient import Patient
 
 RANKS, DRIFT = 3, 16
 PARTS, DIGEST, _ = plan_parts(causal_batch(40, 9), planning(RANKS))
@@ -21,7 +22,7 @@ def store():
 
 @pytest.fixture
 def exchange(store):
-    return Exchange(store, Seal("job"), RANKS, DRIFT)
+    return Exchange(Patient(store), Seal("job"), RANKS, DRIFT)
 
 
 def fetched(exchange, run, iteration):
@@ -38,7 +39,7 @@ def take(exchange, run, iteration, ranks=range(RANKS)):
 
 def test_of_two_plans_all_ranks_find_the_first(exchange, store):
     """As where a planner that was thought lost comes back late."""
-    run, late = exchange.begin("run/L0/0"), Exchange(store, Seal("job"), RANKS)
+    run, late = exchange.begin("run/L0/0"), Exchange(Patient(store), Seal("job"), RANKS)
     assert exchange.publish(run, 4, POINTER, PARTS)
     assert not late.publish(late.begin("run/L0/0"), 4, POINTER, PARTS)
     assert [part.rank for part in fetched(exchange, run, 4)] == [0, 1, 2]
@@ -81,7 +82,7 @@ def test_what_a_store_forgot_is_put_again_for_ranks_that_are_behind(exchange, st
     run.reached = 4 + ahead
     exchange.tidy()
     store._values.clear()
-    assert exchange.repair(run) == []
+    exchange.repair(run)
     assert [part.digest for part in fetched(exchange, run, 4)] == [DIGEST] * RANKS
     take(exchange, run, 4, (1,))  # the others may have had theirs before
     run.reached = 4 + DRIFT + 1
@@ -96,7 +97,7 @@ def test_what_all_ranks_must_have_is_not_put_again(exchange, store):
     exchange.tidy()
     assert run.published[4].parts == ()  # nor held in memory
     store._values.clear()
-    assert exchange.repair(run) == []
+    exchange.repair(run)
     assert len(store) == 0
 
 
@@ -122,3 +123,51 @@ def test_a_part_of_another_rank_or_plan_is_refused(exchange, store):
     exchange.publish(run, 5, POINTER, other)
     with pytest.raises(DecodeError, match=f"of the plan {digest[:12]}, expected that of rank 2 of {DIGEST[:12]}"):
         exchange.fetch(run, 5, exchange.look(run, 5, 0.0), 2, 0.0)
+
+
+def test_a_part_that_is_missing_is_put_again(exchange, store):
+    """The store forgot it between the parts and the pointer."""
+    run = exchange.begin("run/L0/0")
+    exchange.publish(run, 4, POINTER, PARTS)
+    pointer = exchange.look(run, 4, 0.0)
+    store.delete(f"run/L0/0/4/{pointer.attempt}/1")
+    exchange.repair(run)
+    with pytest.raises(TimeoutError):  # it may be a rank that has done with it
+        exchange.fetch(run, 4, pointer, 1, 0.0)
+    exchange.report_missing(run, 4)
+    exchange.repair(run)
+    assert exchange.fetch(run, 4, pointer, 1, 0.0).rank == 1
+    run.reached = 4 + DRIFT + 1
+    exchange.tidy()
+    assert len(store) == 0
+
+
+def test_a_late_planner_does_not_replace_a_plan_that_the_store_forgot(exchange, store):
+    run, late = exchange.begin("run/L0/0"), Exchange(Patient(store), Seal("job"), RANKS)
+    exchange.publish(run, 4, POINTER, PARTS)
+    ours = exchange.look(run, 4, 0.0)
+    store._values.clear()
+    other, digest, _ = plan_parts(causal_batch(40, 9), planning(RANKS, "ring"))
+    assert digest != DIGEST
+    assert late.publish(late.begin("run/L0/0"), 4, Pointer("", "p", "draw", "planned", digest), other)
+    exchange.repair(run)
+    assert exchange.look(run, 4, 0.0) == ours
+    assert [part.digest for part in fetched(exchange, run, 4)] == [DIGEST] * RANKS
+
+
+def test_a_plan_that_somebody_else_published_first_is_looked_after(exchange, store):
+    run, late = exchange.begin("run/L0/0"), Exchange(Patient(store), Seal("job"), RANKS)
+    late.publish(late.begin("run/L0/0"), 4, POINTER, PARTS)
+    assert not exchange.publish(run, 4, POINTER, PARTS)
+    store._values.clear()
+    exchange.repair(run)
+    assert [part.digest for part in fetched(exchange, run, 4)] == [DIGEST] * RANKS
+
+
+def test_a_plan_made_elsewhere_is_copied_in_case_the_store_forgets(exchange, store):
+    run, theirs = exchange.begin("run/L0/0"), Exchange(Patient(store), Seal("job"), RANKS)
+    theirs.publish(theirs.begin("run/L0/0"), 4, POINTER, PARTS)
+    exchange.watch(run, 4, exchange.look(run, 4, 0.0))
+    store._values.clear()
+    exchange.repair(run)
+    assert [part.digest for part in fetched(exchange, run, 4)] == [DIGEST] * RANKS

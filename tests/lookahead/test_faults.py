@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import causal_batch
 from lookahead.loading import Counting, in_turns, open_loaders, planning
 from lookahead.test_workers import task
 
+from dyncp.ir.codec import decode_rank
 from dyncp.lookahead import Batching, DynamicLoader, FileStore, LookAhead, MemoryStore, PlanningError
 from dyncp.lookahead.health import Health
-from dyncp.lookahead.ladder import RUNGS, on_rung
+from dyncp.lookahead.ladder import RUNGS, on_rung, plan_parts
 from dyncp.lookahead.slots import MOST_FAILURES, Slot
 from dyncp.lookahead.workers import memory_bytes
 
@@ -444,3 +446,124 @@ def test_a_worker_that_is_found_dead_leaves_no_pipe_open():
         assert not slot.plan(task(7)).error
         gc.collect()
     slot.close()
+
+
+class ForgetsOnce(Flaky):
+    """Loses everything at one call, of all that are made."""
+
+    def __init__(self, at, away):
+        super().__init__()
+        self.at, self.tries = at, 3 * away
+
+    def reach(self):
+        super().reach()
+        if self.calls >= self.at and self.tries >= 0:
+            self.tries -= 1
+            if self.tries >= 0:
+                raise ConnectionError("nobody answers at flaky:1")
+            self.forget()
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("at", range(2, 100, 11))
+def test_a_store_may_be_restarted_at_any_moment(at, away):
+    """Between the parts of a plan and its pointer, say."""
+    store, lengths = ForgetsOnce(at, away), MANY[-14:]
+    with open_loaders([Counting(lengths), Counting(lengths)], SMALL, ahead(2, 0), store=store) as loaders:
+        assert seen(loaders) == expected(2, lengths)
+
+
+class Odd(Counting):
+    """A stream, or a data set, that does something else at one place."""
+
+    def __init__(self, act):
+        super().__init__(MANY)
+        self.act = act
+
+    def __getitem__(self, index):
+        if len(self.read) == 5:
+            self.act()
+        return super().__getitem__(index)
+
+
+def stop_iteration():
+    raise StopIteration
+
+
+def test_a_sample_that_raises_stop_iteration_is_no_end_of_the_batches():
+    with (
+        open_loaders([Odd(stop_iteration)], SMALL) as (loader,),
+        pytest.raises(RuntimeError, match="raised StopIteration where a sample was asked for"),
+    ):
+        list(loader)
+
+
+class Stream:
+    def __init__(self, act):
+        self.act = act
+
+    def __iter__(self):
+        for number, sample in enumerate(Counting([49] * 8).samples):
+            if number == 4:
+                self.act()
+            yield sample
+
+
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_what_a_stream_raises_reaches_training_when_it_comes_there(error):
+    def act():
+        raise error("enough")
+
+    with open_loaders([Stream(act)], SMALL, ahead(3, 0)) as (loader,):
+        batches = iter(loader)
+        assert [next(batches).iteration for _ in range(3)] == [0, 1, 2]  # the next one is not known to be full
+        with pytest.raises(error, match="enough"):
+            next(batches)
+
+
+def test_a_stream_that_is_slow_ahead_does_not_hold_back_what_is_there():
+    gate = threading.Event()
+    with open_loaders([Stream(lambda: gate.wait(60))], SMALL, ahead(6, 0)) as (loader,):
+        batches = iter(loader)
+        assert [next(batches).iteration for _ in range(3)] == [0, 1, 2]
+        gate.set()
+        assert len(list(batches)) == 5
+
+
+@pytest.mark.parametrize("text", ["x" * 90_000, "\U0001f600" * 25_000, "\udc80"])
+def test_an_error_of_any_size_and_letters_reaches_all_ranks(text):
+    def mask(index, length):
+        raise KeyError(text)
+
+    with open_loaders([Counting(), Counting()], Batching(50, 50, mask=mask), ahead(1, 0)) as loaders:
+        for loader in loaders:
+            with pytest.raises(PlanningError, match="iteration 0 could not be planned by rank 0: KeyError"):
+                next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (Batching(50, 50, accumulate=2), "samples or lengths"),
+        (Batching(50, 50, seed=1), "samples or lengths"),
+        (Batching(50, 50, weights={"default": 2}), "settings"),
+    ],
+)
+def test_ranks_with_different_settings_are_told_apart(other, what):
+    store = MemoryStore()
+    with (
+        open_loaders([Counting(), Counting()], SMALL, ahead(1, 0), store=store) as (zero, _),
+        open_loaders([Counting(), Counting()], other, ahead(1, 0), store=MemoryStore()) as (_, one),
+    ):
+        one._exchange.store = zero._exchange.store
+        next(iter(zero))
+        with pytest.raises(PlanningError, match=f"iteration 0 was made by rank 0 for other {what} than rank 1"):
+            next(iter(one))
+
+
+def test_a_plan_for_other_lengths_is_refused_whatever_its_pointer_says():
+    (part,), _, _ = plan_parts(causal_batch(10), planning(1))
+    with open_loaders([Counting([48])], SMALL, ahead(1, 0)) as (loader,):
+        loader._exchange.fetch = lambda *args: decode_rank(part)
+        with pytest.raises(PlanningError, match="has 10 tokens in 1 sequences, but this batch has 48 in 1"):
+            next(iter(loader))

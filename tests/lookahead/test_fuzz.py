@@ -19,7 +19,7 @@ PLACE = "run/L0/0/7/plan"
 BATCH = encode_batch(causal_batch(40, 9))
 TASK = Task(planning(2, "dynamic"), BATCH, 1)
 MESSAGES = [
-    Hello("run", 3, 4, planning(3)),
+    Hello("run", 3, 4, "planned", planning(3)),
     Ask("digest", BATCH),
     Claim("planner"),
     Beat("planner", 7),

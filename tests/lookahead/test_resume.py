@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from lookahead.loading import Counting, in_turns, open_loaders
@@ -68,17 +69,55 @@ def test_every_place_can_be_resumed(kind, ranks):
         assert [state for _, state in resumed] == [state for _, state in unbroken[place + 1 :]]
 
 
-def test_a_state_after_the_last_batch_leads_to_the_next_epoch():
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_state_after_the_last_batch_leads_to_the_next_epoch(inside):
+    """Taken inside the loop, or behind it; epochs are numbered or all the same."""
     with open_loaders([Counting()]) as (loader,):
-        steps = len(list(loader))
-        assert loader.state_dict()["epoch"] == 1 and loader.state_dict()["iteration"] == 0
         for _ in loader:
-            state = loader.state_dict()
-        assert state["iteration"] == steps
+            within = loader.state_dict()
+        state = within if inside else loader.state_dict()
+        again = [batch.samples for batch in loader]
     with open_loaders([Counting()]) as (loader,):
-        loader.load_state_dict(state)  # taken inside the loop, before the loader said that it was the last one
+        loader.load_state_dict(state)
+        assert loader.epoch == 0
         assert list(loader) == []
-        assert loader.state_dict()["epoch"] == 1
+        assert [batch.samples for batch in loader] == again
+        loader.set_epoch(1)
+        assert next(iter(loader)).iteration == 0
+
+
+def test_a_batch_that_could_not_be_read_is_not_counted_as_given():
+    """As where the state is saved by whoever handles the error."""
+
+    class Broken(Counting):
+        fails = False
+
+        def __getitem__(self, index):
+            if self.fails:
+                raise OSError("disk")
+            return super().__getitem__(index)
+
+    dataset = Broken(LENGTHS)
+    with open_loaders([dataset], Batching(100, 80)) as (loader,):
+        whole = [batch.samples for batch in loader]
+        batches = iter(loader)
+        first = [next(batches).samples for _ in range(3)]
+        dataset.fails = True
+        with pytest.raises(OSError, match="disk"):
+            next(batches)
+        state = loader.state_dict()
+    dataset.fails = False
+    with open_loaders([dataset], Batching(100, 80)) as (loader,):
+        loader.load_state_dict(state)
+        assert first + [batch.samples for batch in loader] == whole
+
+
+def test_a_state_goes_through_torch_save_whatever_the_epoch_is_made_of(tmp_path):
+    with open_loaders([Counting()]) as (loader,):
+        loader.set_epoch(np.int64(3))
+        next(iter(loader))
+        torch.save(loader.state_dict(), tmp_path / "state")
+        assert torch.load(tmp_path / "state", weights_only=True) == loader.state_dict()
 
 
 def test_another_epoch_begins_at_its_beginning():

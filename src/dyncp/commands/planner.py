@@ -17,7 +17,6 @@ from dyncp.lookahead.producer import cores
 from dyncp.lookahead.remote import PlannerServer
 from dyncp.lookahead.seal import Seal
 from dyncp.lookahead.stores.open import open_store
-from dyncp.lookahead.stores.patient import Patient
 
 KEY_VARIABLE, PASSWORD_VARIABLE = "DYNCP_KEY", "DYNCP_STORE_PASSWORD"
 DEFAULTS = LookAhead()
@@ -54,9 +53,7 @@ def run(command: Command) -> int:
     if workers < 1:
         raise ValueError(f"--workers is {workers}; it must be at least 1")
     store = open_store(command.store, command.job, password=read_password(command.password_file))
-    server = PlannerServer(
-        Patient(store, lookahead.patience_s), Seal(command.job, read_key(command.key_file)), workers, lookahead
-    )
+    server = PlannerServer(store, Seal(command.job, read_key(command.key_file)), workers, lookahead)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s dyncp planner: %(message)s")
     # It raises: to set an event could wait for ever for the main thread that it interrupts.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -20,6 +20,8 @@ from dyncp.masks import causal
 from dyncp.strategies import STRATEGIES
 from dyncp.strategies.api import Options
 
+MOST_KAPPA = 10_000  # plans ahead
+MOST_S = 1e6  # that anything may be waited for: twelve days
 NO_CUT = sys.maxsize  # no sample has more tokens
 
 
@@ -212,10 +214,14 @@ class LookAhead:
         for name in ("kappa", "workers", "cache_bytes", "worker_bytes"):
             if name != "workers" or self.workers != "auto":
                 check_whole(name, getattr(self, name), 0)
+        if self.kappa > MOST_KAPPA:
+            raise ValueError(f"kappa is {self.kappa}; it must be at most {MOST_KAPPA}")
+        if not isinstance(self.remote, bool):
+            raise ValueError(f"remote is {self.remote!r}; it must be True or False")
         for name in ("timeout_s", "plan_limit_s", "patience_s"):
             value = getattr(self, name)
-            if not _is_positive(value):
-                raise ValueError(f"{name} is {value!r}; it must be positive and finite: a large number will do")
+            if not _is_positive(value) or value > MOST_S:
+                raise ValueError(f"{name} is {value!r}; it must be positive, and at most {MOST_S:g} seconds")
 
     def worker_count(self, ranks: int, ranks_here: int, cores: int) -> int:
         """Planner processes of one rank.

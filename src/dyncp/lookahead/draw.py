@@ -28,7 +28,7 @@ class Draw:
         samples: dataset indices, or places in the epoch's stream, from 0.
         lengths: their tokens, after the cut.
         num_label_tokens: labels of the whole step, over all its batches: a sequence has one less than tokens.
-        digest: SHA-256 of epoch, iteration, samples and lengths, in hexadecimal. Ranks compare it.
+        digest: SHA-256 of all this and the epoch, in hexadecimal. Ranks compare it.
     """
 
     iteration: int
@@ -98,7 +98,8 @@ def numbered(
             for place, (samples, lengths, contents) in enumerate(group):
                 number, ends_step = iteration + place, place + 1 == len(group)
                 if number >= start:
-                    digest = _digest(epoch, number, samples, lengths)
+                    about = (epoch, number, step, ends_step, num_label_tokens)
+                    digest = _digest(about, samples, lengths)
                     yield Draw(number, step, ends_step, samples, lengths, num_label_tokens, digest), contents
         iteration += len(group)
         step += 1
@@ -148,6 +149,6 @@ def global_batch(draw: Draw, batching: Batching, sample_of: Callable[[int], Any]
     return Batch(tuple(sequences), batching.weights)
 
 
-def _digest(epoch: int, iteration: int, samples: Ints, lengths: Ints) -> str:
-    content = np.concatenate([[epoch, iteration], samples, lengths]).astype("<i8")
+def _digest(about: tuple[int, ...], samples: Ints, lengths: Ints) -> str:
+    content = np.concatenate([about, samples, lengths]).astype("<i8")
     return hashlib.sha256(content.tobytes()).hexdigest()

@@ -2,6 +2,7 @@
 
     RUN/L0/2/17/plan       the `Pointer` of iteration 17 of the third pass of a job's first loader: its plan is there
     RUN/L0/2/17/ATTEMPT/3  rank 3's part of it
+    RUN/L0/2/17/missing    put by a rank that found the pointer, and not its part
     RUN/L0/2/17/ask        what planners elsewhere are to plan, and `claim`, who of them does
 
 All parts are put before the pointer, and the first pointer stays: where two planners plan the same batch, because the
@@ -14,6 +15,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -24,7 +26,7 @@ from dyncp.ir.plan import RankPlan
 from dyncp.lookahead import messages
 from dyncp.lookahead.messages import Kind, Message, Pointer
 from dyncp.lookahead.seal import Seal
-from dyncp.lookahead.stores.api import PlanStore
+from dyncp.lookahead.stores.patient import Patient
 
 LEAST_DRIFT = 16
 MAX_PART_BYTES = 256 << 20  # of one rank's part, unpacked
@@ -70,7 +72,7 @@ class Exchange:
             ahead of devices.
     """
 
-    def __init__(self, store: PlanStore, seal: Seal, ranks: int, drift: int = LEAST_DRIFT) -> None:
+    def __init__(self, store: Patient, seal: Seal, ranks: int, drift: int = LEAST_DRIFT) -> None:
         self.store = store
         self.seal = seal
         self.ranks = ranks
@@ -108,35 +110,66 @@ class Exchange:
         pointer = msgspec.structs.replace(pointer, attempt=uuid.uuid4().hex[:12])
         self._put_parts(run, iteration, pointer, parts)
         with run.lock:
-            if not run.ended and self.add(run.place(iteration, "plan"), iteration, pointer):
-                run.published[iteration] = Published(pointer, tuple(parts))
-                return True
+            if not run.ended:
+                if self.add(run.place(iteration, "plan"), iteration, pointer):
+                    run.published[iteration] = Published(pointer, tuple(parts))
+                    return True
+                self._adopt(run, iteration, pointer, parts)
         self._delete_parts(run, iteration, pointer)
         return False
 
-    def repair(self, run: Run) -> list[int]:
-        """Publish once more what the store has forgotten, as a server does that was restarted; returns the iterations
-        of plans that somebody else made, and must make again."""
-        lost = []
+    def _adopt(self, run: Run, iteration: int, pointer: Pointer, parts: Sequence[bytes]) -> None:
+        """Look after the plan that somebody else published first. The same plan has the same parts."""
+        with suppress(TimeoutError):
+            first = self.look(run, iteration, 0.0)
+            run.published[iteration] = Published(first, tuple(parts) if first.digest == pointer.digest else ())
+
+    def watch(self, run: Run, iteration: int, pointer: Pointer) -> None:
+        """Look after a plan that a planner elsewhere published, with a copy of it, should the store forget."""
+        parts = []
+        for rank in range(0 if pointer.failure else self.ranks):
+            place = self._part(run, iteration, pointer, rank)
+            try:
+                parts.append(self.seal.unwrap(place, iteration, self.store.get(place, 0.0)))
+            except TimeoutError:  # the rank has done with it already
+                parts.append(b"")
+        with run.lock:
+            run.published[iteration] = Published(pointer, tuple(parts))
+
+    def report_missing(self, run: Run, iteration: int) -> None:
+        """Say that a plan's pointer is there, and a part of it is not; who published it puts it again."""
+        place = run.place(iteration, "missing")
+        self.store.put(place, self.seal.wrap(place, iteration, b""))
+
+    def repair(self, run: Run) -> None:
+        """Publish once more what the store has forgotten, as a server does that was restarted."""
         with run.lock:
             for iteration, plan in list(run.published.items()):
-                if iteration + self._drift < run.reached or run.ended or self._is_there(run, iteration):
+                held = plan.parts or plan.pointer.failure
+                if (
+                    not held
+                    or iteration + self._drift < run.reached
+                    or run.ended
+                    or self._is_whole(run, iteration, plan)
+                ):
                     continue
-                if plan.parts or plan.pointer.failure:
-                    self._put_parts(run, iteration, plan.pointer, plan.parts)
-                    self.add(run.place(iteration, "plan"), iteration, plan.pointer)
-                    run.published[iteration] = replace(plan, again=True)
-                else:
-                    del run.published[iteration]
-                    lost.append(iteration)
-        return lost
+                self._put_parts(run, iteration, plan.pointer, plan.parts)
+                self.put(run.place(iteration, "plan"), iteration, plan.pointer)
+                self.store.delete(run.place(iteration, "missing"))
+                run.published[iteration] = replace(plan, again=True)
 
-    def _is_there(self, run: Run, iteration: int) -> bool:
+    def _is_whole(self, run: Run, iteration: int, plan: Published) -> bool:
+        """Whether the store has our pointer, not one of a late planner in its place, and no rank misses a part."""
         try:
-            self.look(run, iteration, 0.0)
+            if self.look(run, iteration, 0.0).attempt != plan.pointer.attempt:
+                return False
         except TimeoutError:
             return False
-        return True
+        try:
+            self.store.get(run.place(iteration, "missing"), 0.0)
+        except TimeoutError:
+            return True
+        return False
 
     def look(self, run: Run, iteration: int, timeout_s: float) -> Pointer:
         """The pointer of an iteration.
@@ -176,7 +209,9 @@ class Exchange:
             self._tidy(run)
         with self._lock:
             self._runs = [run for run in self._runs if run.published or not run.ended]
-            return not any(run.ended for run in self._runs)
+            # Failures stay: nobody knows who has seen them.
+            waiting = [plan for run in self._runs if run.ended for plan in run.published.values()]
+            return all(plan.pointer.failure for plan in waiting)
 
     def _tidy(self, run: Run) -> None:
         with run.lock:
@@ -185,6 +220,7 @@ class Exchange:
                 unwanted = (run.ended and iteration >= run.reached) or (over and (plan.again or plan.pointer.failure))
                 if unwanted:
                     self._delete_parts(run, iteration, plan.pointer)
+                    self.store.delete(run.place(iteration, "missing"))
                 if unwanted or ((over or run.ended) and self._is_done(run, iteration, plan.pointer)):
                     self.store.delete(run.place(iteration, "plan"))
                     del run.published[iteration]
@@ -203,6 +239,8 @@ class Exchange:
 
     def _put_parts(self, run: Run, iteration: int, pointer: Pointer, parts: Sequence[bytes]) -> None:
         for rank, part in enumerate(parts):
+            if not part:
+                continue
             place = self._part(run, iteration, pointer, rank)
             self.store.put(place, self.seal.wrap(place, iteration, part))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -18,7 +19,7 @@ from dyncp.ir.plan import RankPlan
 from dyncp.lookahead.config import Batching, LookAhead, Planning, check_whole
 from dyncp.lookahead.exchange import LEAST_DRIFT, Exchange
 from dyncp.lookahead.health import Health, LoaderReport, Pace
-from dyncp.lookahead.messages import Hello
+from dyncp.lookahead.messages import Hello, planning_digest
 from dyncp.lookahead.producer import PlanProducer, cores
 from dyncp.lookahead.remote import RemotePlanners
 from dyncp.lookahead.scout import Due, Scout
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 IGNORE_LABEL = -100  # what torch's cross_entropy ignores by default
 STATE_VERSION = 1
+MOST_EPOCHS = 1 << 40
 LINGER_S = 1.0  # that a rank which closes its loader waits for the others to take their last plans
 # How many loaders each rank made on a store, so that each has keys of its own; ranks may be threads of one process.
 _loaders: WeakKeyDictionary[PlanStore, Counter[int]] = WeakKeyDictionary()
@@ -136,6 +138,17 @@ class DynamicLoader:
         run: str | None = None,
         planner: str = PLANNER,
     ) -> None:
+        for name, value, kind, expected in (
+            ("planning", planning, Planning, "Planning"),
+            ("batching", batching, Batching, "Batching"),
+            ("lookahead", lookahead, LookAhead | None, "LookAhead"),
+        ):
+            if not isinstance(value, kind):
+                raise ValueError(f"{name} is of type {type(value).__name__}; expected a {expected}")
+        if store is not None and not all(hasattr(store, name) for name in ("address", "job", "lasting", "add")):
+            raise ValueError(f"store is {store!r:.80}; expected a plan store: dyncp.lookahead.open_store(address, job)")
+        if run is not None and not (isinstance(run, str) and re.fullmatch("[A-Za-z0-9._-]{1,100}", run)):
+            raise ValueError(f"run is {run!r}; it needs 1 to 100 letters, digits, or any of . _ -")
         ranks = planning.cluster.ranks
         check_whole("rank", rank)
         if not 0 <= rank < ranks:
@@ -156,6 +169,7 @@ class DynamicLoader:
         self._exchange = Exchange(self._store, Seal(store.job, key), ranks, drift)
         self._run = run
         self._planner = planner
+        self._planned = planning_digest(planning, batching.weights or {})
         self._health, self._pace = Health(), Pace()
         self._producer: PlanProducer | None = None
         self._stop_producer: finalize[Any, DynamicLoader] | None = None
@@ -178,8 +192,10 @@ class DynamicLoader:
             ValueError: a negative number.
         """
         check_whole("epoch", epoch, 0)
+        if epoch > MOST_EPOCHS:
+            raise ValueError(f"epoch is {epoch}; it must be at most {MOST_EPOCHS}")
         if epoch != self._next.epoch:
-            self._next = self._now = Position(epoch)
+            self._next = self._now = Position(int(epoch))
 
     def __len__(self) -> int:
         """Batches of the current epoch, from its beginning.
@@ -214,7 +230,7 @@ class DynamicLoader:
         hello = None
         if self.lookahead.remote and self.rank == 0:
             kappa = self.lookahead.kappa
-            hello = f"{name}/hello", -1, Hello(self._run or "", self._pass_number, kappa, self.planning)
+            hello = f"{name}/hello", -1, Hello(self._run or "", self._pass_number, kappa, self._planned, self.planning)
         self._next, self._now = Position(begin.epoch), begin
         self._pass_number += 1
         scout = Scout(
@@ -249,9 +265,9 @@ class DynamicLoader:
             ValueError: not such a state.
         """
         expected = set(self.state_dict())
-        if set(state) != expected or state["version"] != STATE_VERSION:
+        if not isinstance(state, Mapping) or set(state) != expected or state["version"] != STATE_VERSION:
             raise ValueError(
-                f"got a state of {', '.join(map(str, state))}; expected {', '.join(sorted(expected))} of version "
+                f"got a state of {', '.join(map(str, state or ()))}; expected {', '.join(sorted(expected))} of version "
                 f"{STATE_VERSION}, as DynamicLoader.state_dict returns it"
             )
         for name in ("epoch", "iteration"):
@@ -286,10 +302,12 @@ class DynamicLoader:
             scout.join()
         with suppress(ConnectionError):  # then there is nothing to tidy up
             self._leave()
-        self._store.stop()  # whoever still waits for it ends now
+        if self._store.away:
+            self._store.stop()  # whoever still waits for it ends now
         if self._producer and self._stop_producer:
-            self._producer.stop()
+            self._producer.stop()  # before the store: who is in the middle of publishing takes it away again
             self._stop_producer.detach()
+        self._store.stop()
 
     def __enter__(self) -> DynamicLoader:
         return self
@@ -301,7 +319,9 @@ class DynamicLoader:
         """Start the planner, and agree with the other ranks on what tells this start of the job from others."""
         if self._run is None:
             alone = self.planning.cluster.ranks == 1
-            self._run = _token() if alone else _agree(self._exchange.store, self._number, self.rank)
+            self._run = (
+                _token() if alone else _agree(self._exchange.store, self._number, self.rank, self.lookahead.timeout_s)
+            )
         here, ranks = self.planning.cluster.ranks_per_node, self.planning.cluster.ranks
         workers = self.lookahead.worker_count(ranks, here, cores())
         elsewhere = None
@@ -317,12 +337,15 @@ class DynamicLoader:
             self._health,
             elsewhere,
             self._planner,
+            self._planned,
         )
         # For a loader that nobody closes: when it is dropped, or the interpreter exits.
         self._stop_producer = finalize(self, _stop, self._producer, self._store)
 
     def _leave(self) -> None:
         """Take away what this rank put into the store, when the others have done with it."""
+        if self._store.away:
+            return
         if self.lookahead.remote and self.rank == 0 and self._producer:
             self._store.delete(f"L{self._number}/hello")
         deadline = time.monotonic() + LINGER_S
@@ -341,10 +364,8 @@ class DynamicLoader:
         due = scout.take(position.iteration, self.lookahead.timeout_s)
         if due is None:
             self._pace.pause()
-            self._now = Position(position.epoch + 1)
             return None
         self._pace.got(asked_s, time.perf_counter(), first=scout.first == position.iteration)
-        self._now = Position(position.epoch, position.iteration + 1, due.draw.digest)
         return due
 
     def _local_batch(self, epoch: int, due: Due) -> LocalBatch:
@@ -394,6 +415,9 @@ class Pass:
         try:
             due = self._loader._take(self.scout, self._at)
             batch = None if due is None else self._loader._local_batch(self._at.epoch, due)
+        except StopIteration as error:  # of the data set: it would pass for the end of the batches
+            self.close()
+            raise RuntimeError("the data set raised StopIteration where a sample was asked for") from error
         except BaseException:  # ctrl-C too: there will be no next batch
             self.close()
             raise
@@ -401,7 +425,7 @@ class Pass:
             self.close()
             self.scout.join()  # so that whoever looks finds the store as it is between passes
             raise StopIteration
-        self._at = Position(self._at.epoch, self._at.iteration + 1, due.draw.digest)
+        self._at = self._loader._now = Position(self._at.epoch, self._at.iteration + 1, due.draw.digest)
         return batch
 
     def close(self) -> None:
@@ -436,7 +460,7 @@ def _stop(producer: PlanProducer, store: Patient) -> None:
     producer.stop()
 
 
-def _agree(store: PlanStore, number: int, rank: int) -> str:
+def _agree(store: PlanStore, number: int, rank: int, timeout_s: float) -> str:
     """What tells this start of a job from others: rank 0 draws it, where the ranks have another store, a new one."""
     import torch.distributed as dist
 
@@ -453,9 +477,17 @@ def _agree(store: PlanStore, number: int, rank: int) -> str:
     with _counting:
         _agreements[store.job, number, rank] += 1
         key = f"dyncp/{store.job}/{number}/{_agreements[store.job, number, rank]}"
+    meeting, deadline = _get_default_store(), time.monotonic() + timeout_s
     if rank == 0:
-        _get_default_store().set(key, _token())
-    run: bytes = _get_default_store().get(key)
+        meeting.set(key, _token())
+    while not meeting.check([key]):  # its own wait sees no ctrl-C
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"rank 0 did not begin to iterate its loader of job {store.job!r} within {timeout_s:g} s: all ranks "
+                "must make the same loaders and passes"
+            )
+        time.sleep(0.01)
+    run: bytes = meeting.get(key)
     return run.decode()
 
 

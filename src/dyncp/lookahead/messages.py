@@ -6,12 +6,13 @@ A message is decoded into the class that is expected there, field by field; what
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from dyncp.ir.errors import DecodeError
-from dyncp.lookahead.config import Planning
+from dyncp.lookahead.config import MOST_KAPPA, Planning
 
 MAX_BYTES = 1 << 30  # of one message; a plan of 1,024 ranks takes some 50 MB
 
@@ -24,12 +25,13 @@ class Hello(Message, frozen=True):
     """What a loader is about, for planners on other hosts.
 
     `run` tells one start of the job from the next; `latest` is the number of the pass that began last, and `kappa` how
-    many batches may be asked for ahead of the one due.
+    many batches may be asked for ahead of the one due. `planned` is the digest of the settings that ranks compare.
     """
 
     run: str
-    latest: int
-    kappa: int
+    latest: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+    kappa: Annotated[int, msgspec.Meta(ge=0, le=MOST_KAPPA)]
+    planned: str
     planning: Planning
 
 
@@ -49,7 +51,7 @@ class Claim(Message, frozen=True):
 class Progress(Message, frozen=True):
     """How far a pass is: `reached` batches have been begun."""
 
-    reached: int
+    reached: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Beat(Message, frozen=True):
@@ -121,6 +123,7 @@ def planning_bytes(planning: Planning) -> bytes:
     return msgspec.msgpack.encode(planning, order="deterministic")
 
 
-def planning_digest(planning: Planning) -> str:
-    """What tells settings apart."""
-    return hashlib.sha256(planning_bytes(planning)).hexdigest()
+def planning_digest(planning: Planning, weights: Mapping[str, float]) -> str:
+    """What tells settings apart, the weights of masks among them."""
+    more = repr(sorted((name, float(weight)) for name, weight in weights.items()))
+    return hashlib.sha256(planning_bytes(planning) + more.encode()).hexdigest()

@@ -22,7 +22,7 @@ from dyncp.lookahead.workers import PLANNER, WorkerLost, WorkerSlow
 
 STOP_TIMEOUT_S = 5.0
 MOST_DEATHS = 3  # of planners in the middle of one plan, before it is made by simpler means
-MOST_DETAILS = 20_000  # characters of a traceback that travel
+MOST_MESSAGE_BYTES, MOST_DETAILS_BYTES = 4 << 10, 24 << 10  # of an error, and of a traceback, that travel
 log = logging.getLogger("dyncp")
 
 
@@ -121,6 +121,7 @@ class PlanProducer:
         health: counts what happens.
         elsewhere: planners that are asked first.
         planner: see `Worker`.
+        planned: digest of the settings, which ranks compare; of `planning` alone when left out.
     """
 
     def __init__(
@@ -133,11 +134,12 @@ class PlanProducer:
         health: Health,
         elsewhere: Elsewhere | None = None,
         planner: str = PLANNER,
+        planned: str = "",
     ) -> None:
         self.planning = planning
         self.broken: Exception | None = None  # why this rank cannot reach the store any more
         self._name = name
-        self.planned = planning_digest(planning)
+        self.planned = planned or planning_digest(planning, {})
         self.pending = 0  # jobs that are neither published nor given up
         self._exchange = exchange
         self._health = health
@@ -180,7 +182,7 @@ class PlanProducer:
                 thread.join(STOP_TIMEOUT_S)
 
     def _work(self, slot: Slot) -> None:
-        while (job := self._jobs.take()) is not None:
+        while (job := self._next(slot)) is not None:
             try:
                 again = self._advance(job, slot)
             except Exception as error:  # noqa: BLE001 each kind of store has its own
@@ -191,6 +193,11 @@ class PlanProducer:
             else:
                 with self._counting:
                     self.pending -= 1
+
+    def _next(self, slot: Slot) -> Job | None:
+        # A planner that is still starting would hold up the batch that is due next, while others are ready.
+        slot.get_ready()
+        return self._jobs.take()
 
     def _advance(self, job: Job, slot: Slot) -> bool:
         """Plan a job and publish the plan; whether it needs another try."""
@@ -256,9 +263,18 @@ class PlanProducer:
 
     def _give_up(self, job: Job, answer: Answer) -> None:
         message = f"iteration {job.iteration} could not be planned by {self._name}: {' '.join(answer.error.split())}"
-        details = answer.details[-MOST_DETAILS:]
+        message, details = _cut(message, MOST_MESSAGE_BYTES), _cut(answer.details, MOST_DETAILS_BYTES)
         pointer = Pointer("", self._name, job.wanted.digest, self.planned, failure=message, details=details)
         self._exchange.publish(job.run, job.iteration, pointer, [])
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """Text that travels: what UTF-8 cannot say is replaced, and what is too long left out in the middle."""
+    data = text.encode("utf-8", "replace")
+    if len(data) > most_bytes:
+        half = most_bytes // 2 - 3
+        data = data[:half] + b" ... " + data[-half:]
+    return data.decode("utf-8", "ignore")
 
 
 def cores() -> int:

@@ -21,12 +21,13 @@ from dyncp.ir.batch import Batch
 from dyncp.ir.codec import decode_batch
 from dyncp.ir.errors import DecodeError
 from dyncp.lookahead.config import LookAhead
-from dyncp.lookahead.exchange import Exchange, Published, Run
+from dyncp.lookahead.exchange import Exchange, Run
 from dyncp.lookahead.health import Health
 from dyncp.lookahead.messages import Ask, Beat, Claim, Hello, Progress
 from dyncp.lookahead.producer import Job, MakesBatch, PlanProducer
 from dyncp.lookahead.seal import Seal
 from dyncp.lookahead.stores.api import PlanStore
+from dyncp.lookahead.stores.patient import Patient
 from dyncp.lookahead.workers import PLANNER
 
 LOOK_UP_S = 0.2  # between a rank's looks at what became of a batch
@@ -35,11 +36,17 @@ LOST_S = 5.0  # without a sign of life
 BEAT_S = 1.0  # between signs of life
 ABSENT_S = 15.0  # that nobody is asked after nobody was there
 GONE_S = 10.0  # that a pass is not heard of, before it counts as over; a store may have to be told again
+MOST_PASSES = 8  # of a loader that are looked for, when a planner comes late
+RETAKE_S = 2.0  # after which a planner looks again for what was claimed
 POLL_S = 0.05  # between a planner's looks for batches
 MAX_BATCH_BYTES = 256 << 20  # that a rank may ask for, unpacked
 SOMEBODY = "planners/any"
 log = logging.getLogger("dyncp")
 Clock = Callable[[], float]
+
+
+class Forgotten(Exception):
+    """The store has lost what was asked of planners elsewhere, and with it perhaps what they made of it."""
 
 
 class Pulse:
@@ -57,7 +64,7 @@ class Pulse:
 
     def alive(self) -> bool:
         """Whether it changed within the last `LOST_S`, or has not been watched for that long."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, DecodeError):  # what cannot be read, for want of the key, say, is no sign of life
             beat = self._exchange.get(self._place, -1, Beat, 0.0)
             if beat != self._seen:
                 self._seen, self._changed_s = beat, self._clock()
@@ -82,12 +89,30 @@ class RemotePlanners:
         if self._clock() < self._absent_until_s:
             return False
         iteration = wanted.iteration
-        self._exchange.put(run.place(iteration, "ask"), iteration, Ask(wanted.digest, batch))
+        ask = Ask(wanted.digest, batch)
+        self._exchange.put(run.place(iteration, "ask"), iteration, ask)
         try:
-            return self._wait(run, iteration)
+            while not run.ended:
+                with suppress(Forgotten):
+                    return self._wait(run, iteration)
+                self._exchange.put(run.place(iteration, "ask"), iteration, ask)
+            return False
         finally:
             for what in ("ask", "claim"):
                 self._exchange.store.delete(run.place(iteration, what))
+
+    def _go_without(self, why: str) -> bool:
+        if self._clock() >= self._absent_until_s:
+            log.warning("%s; planning here, and asking again in %g s", why, ABSENT_S)
+        self._absent_until_s = self._clock() + ABSENT_S
+        return False
+
+    def _is_there(self, place: str) -> bool:
+        try:
+            self._exchange.store.get(place, 0.0)
+        except TimeoutError:
+            return False
+        return True
 
     def _wait(self, run: Run, iteration: int) -> bool:
         began_s = self._clock()
@@ -96,11 +121,12 @@ class RemotePlanners:
         while not run.ended:
             with suppress(TimeoutError):
                 pointer = self._exchange.look(run, iteration, LOOK_UP_S)
-                with run.lock:
-                    run.published[iteration] = Published(pointer, ())
+                self._exchange.watch(run, iteration, pointer)
                 return True
+            if not self._is_there(run.place(iteration, "ask")):
+                raise Forgotten
             if owner is None:
-                with suppress(TimeoutError):
+                with suppress(TimeoutError, DecodeError):  # whoever wrote something else there plans nothing
                     claim = self._exchange.get(run.place(iteration, "claim"), iteration, Claim, 0.0)
                     owner = Pulse(self._exchange, f"planners/{claim.planner}", self._clock)
             if owner is not None and not owner.alive():
@@ -109,11 +135,9 @@ class RemotePlanners:
                 return False
             unclaimed_s = self._clock() - began_s if owner is None else 0.0
             if owner is None and not somebody.alive():
-                self._absent_until_s = self._clock() + ABSENT_S
-                log.warning("no planner is on the store; planning here, and asking again in %g s", ABSENT_S)
-                return False
-            if unclaimed_s > CLAIM_S and iteration < run.reached:  # all are busy, and training waits
-                return False
+                return self._go_without("no planner is on the store")
+            if unclaimed_s > CLAIM_S and iteration < run.reached:
+                return self._go_without(f"no planner takes iteration {iteration}, which training waits for")
         return False
 
 
@@ -139,7 +163,8 @@ class Following:
     exchange: Exchange
     latest: int  # number of the pass that began last
     runs: dict[int, Run] = field(default_factory=dict)  # passes that have begun and not ended
-    taken: dict[int, set[int]] = field(default_factory=dict)  # iterations of each that somebody claimed
+    # Iterations of each that somebody claimed, and when this planner last looked for what was asked there.
+    taken: dict[int, dict[int, float]] = field(default_factory=dict)
     seen_s: dict[int, float] = field(default_factory=dict)  # when each was last heard of
     next_pass: int = 0
 
@@ -167,10 +192,10 @@ class PlannerServer:
     ) -> None:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.health = Health()
-        self._store, self._seal = store, seal
+        self._store, self._seal = Patient(store, lookahead.patience_s), seal
         self._workers, self._lookahead, self._planner = workers, lookahead, planner
         self._loaders: dict[int, Following] = {}
-        self._outages = 0
+        self._refused: set[str] = set()  # reasons that were given
         self._stopped = threading.Event()
 
     def serve(self) -> None:
@@ -184,7 +209,6 @@ class PlannerServer:
         looked_s = -BEAT_S
         try:
             while not self._stopped.is_set():
-                self._forget_claims()
                 if time.monotonic() - looked_s >= BEAT_S:
                     looked_s = time.monotonic()
                     self._look_for_loaders()
@@ -205,11 +229,12 @@ class PlannerServer:
         while not self._stopped.is_set():
             count += 1
             with suppress(ConnectionError):  # the main thread finds out, too
-                for place in (f"planners/{self.name}", SOMEBODY):
+                for place in (f"planners/{self.name}", SOMEBODY) if self._loaders else ():
                     exchange.put(place, -1, Beat(self.name, count))
             self._stopped.wait(BEAT_S)
         with suppress(ConnectionError):
-            self._store.delete(f"planners/{self.name}")
+            for place in (f"planners/{self.name}", SOMEBODY):  # others put theirs again
+                self._store.delete(place)
 
     def _look_for_loaders(self) -> None:
         """Loaders of a job are numbered without gaps, but may have been closed."""
@@ -233,6 +258,7 @@ class PlannerServer:
                     self._workers,
                     self.health,
                     planner=self._planner,
+                    planned=hello.planned,
                 )
                 self._loaders[number] = Following(hello, producer, exchange, hello.latest)
                 log.info("planning for loader %d of the job, run %s", number, hello.run)
@@ -243,25 +269,21 @@ class PlannerServer:
             return Exchange(self._store, self._seal, 0).get(f"L{number}/hello", -1, Hello, 0.0)
         except TimeoutError:
             return None
-
-    def _forget_claims(self) -> None:
-        """A store that was away may have forgotten them, and be asked again."""
-        outages = getattr(self._store, "outages", 0)
-        if outages != self._outages:
-            self._outages = outages
-            for loader in self._loaders.values():
-                for taken in loader.taken.values():
-                    taken.clear()
+        except DecodeError as error:
+            if str(error) not in self._refused:
+                self._refused.add(str(error))
+                log.warning("loader %d of the job is left to its ranks: %s", number, error)
+            return None
 
     def _serve_loader(self, number: int, loader: Following) -> bool:
         """Claim what one loader asks for, if there is a planner to spare; whether anything was."""
         if loader.producer.broken:
             raise loader.producer.broken
         claimed = False
-        for pass_ in range(loader.next_pass, loader.latest + 1):
+        for pass_ in range(max(loader.next_pass, loader.latest - MOST_PASSES + 1), loader.latest + 1):
             run = Run(f"{loader.hello.run}/L{number}/{pass_}")
             if self._progress(loader, run.prefix):
-                loader.runs[pass_], loader.taken[pass_], loader.seen_s[pass_] = run, set(), time.monotonic()
+                loader.runs[pass_], loader.taken[pass_], loader.seen_s[pass_] = run, {}, time.monotonic()
         loader.next_pass = loader.latest + 1
         for pass_, run in list(loader.runs.items()):
             progress = self._progress(loader, run.prefix)
@@ -273,32 +295,34 @@ class PlannerServer:
             run.reached, loader.seen_s[pass_] = progress.reached, time.monotonic()
             with run.lock:
                 run.published.clear()  # looking after them is the rank's business
-            loader.taken[pass_] = {iteration for iteration in loader.taken[pass_] if iteration >= run.reached - 1}
+            taken = loader.taken[pass_]
+            loader.taken[pass_] = {at: looked_s for at, looked_s in taken.items() if at >= run.reached - 1}
             claimed |= self._claim(loader, run, loader.taken[pass_])
         return claimed
 
     def _progress(self, loader: Following, prefix: str) -> Progress | None:
         try:
             return loader.exchange.get(f"{prefix}/progress", -1, Progress, 0.0)
-        except TimeoutError:
+        except (TimeoutError, DecodeError):
             return None
 
-    def _claim(self, loader: Following, run: Run, taken: set[int]) -> bool:
+    def _claim(self, loader: Following, run: Run, taken: dict[int, float]) -> bool:
         claimed = False
         first = max(0, run.reached - 1)
         for iteration in range(first, run.reached + loader.hello.kappa + 1):
             if loader.producer.pending >= self._workers:
                 break
-            if iteration in taken:
+            # It may be asked for again, as when the store forgot the claim and what came of it.
+            if time.monotonic() - taken.get(iteration, -RETAKE_S) < RETAKE_S:
                 continue
             try:
                 ask = loader.exchange.get(run.place(iteration, "ask"), iteration, Ask, 0.0)
+                taken[iteration] = time.monotonic()
+                decode_batch(ask.batch, MAX_BATCH_BYTES)
             except TimeoutError:
                 continue
-            taken.add(iteration)
-            try:
-                decode_batch(ask.batch, MAX_BATCH_BYTES)
             except DecodeError as error:
+                taken[iteration] = time.monotonic()
                 log.warning("iteration %d is left to its rank: %s", iteration, error)
                 continue
             if self._take(loader.exchange, run, iteration):
@@ -313,7 +337,7 @@ class PlannerServer:
             return False
         try:
             exchange.get(run.place(iteration, "ask"), iteration, Ask, 0.0)
-        except TimeoutError:  # taken back in the meantime, and the claim with it if it was there by then
+        except (TimeoutError, DecodeError):  # taken back in the meantime, and the claim with it if it was there by then
             self._store.delete(place)
             return False
         return True

@@ -1,5 +1,6 @@
 """Runs ahead of training: learns which batches come, has this rank's share of them planned, and fetches this rank's
-parts of all plans before they are due. One thread for each pass."""
+parts of all plans before they are due. Each pass has a thread that draws batches, as a data set may take its time, and
+one that fetches plans."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+
+import numpy as np
 
 from dyncp.ir.batch import Batch
 from dyncp.ir.errors import DecodeError
@@ -94,14 +97,15 @@ class Scout:
         self._released = start
         self._pointers: list[Pointer] = []  # of the first of these
         self._ready: dict[int, RankPlan] = {}
-        self._failure: Exception | None = None  # at the first batch that is not ready
-        self._end_of_data: Exception | None = None  # why there are no more batches, if that is not the end
+        self._failure: BaseException | None = None  # at the first batch that is not ready
+        self._end_of_data: BaseException | None = None  # why there are no more batches, if that is not the end
         self._exhausted = False
         self._looked_after_s = time.monotonic()
         self._told, self._told_s = -1, 0.0  # what planners elsewhere know of `run.reached`, and since when
         run.reached = start
         self._thread = threading.Thread(target=self._work, name="dyncp-scout", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._draw, name="dyncp-draw", daemon=True).start()
 
     def take(self, iteration: int, timeout_s: float) -> Due | None:
         """Wait for a batch and its plan; None when the pass has no more.
@@ -115,7 +119,7 @@ class Scout:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self.run.reached = iteration + 1
-            self._changed.notify_all()
+            self._changed.notify_all()  # of both threads
             while iteration not in self._ready:
                 if self.run.ended:
                     raise RuntimeError("the loader is closed; make a new one")
@@ -151,11 +155,12 @@ class Scout:
             self._thread.join(timeout_s)
 
     def _late(self, iteration: int, timeout_s: float) -> str:
-        known = iteration < self._released + len(self._drawn)
-        if not known:
+        if iteration >= self._released + len(self._drawn):
+            return f"the data set or its sampler did not come to iteration {iteration} within {timeout_s:g} s"
+        if self._exchange.store.away:
             return (
-                f"nothing is known of iteration {iteration} after {timeout_s:g} s: the data set did not come to it, or "
-                f"the plan store {self._exchange.store.address} does not answer"
+                f"no plan for iteration {iteration} within {timeout_s:g} s, as the plan store "
+                f"{self._exchange.store.address} is out of reach: see why, or raise timeout_s above patience_s"
             )
         return (
             f"no plan for iteration {iteration} within {timeout_s:g} s; it was to come from the planner of rank "
@@ -165,11 +170,10 @@ class Scout:
     def _work(self) -> None:
         try:
             self._follow()
-        except Exception as error:  # noqa: BLE001 each kind of store has its own, and the trainer has to know
+        except BaseException as error:  # noqa: BLE001 each kind of store has its own, and the trainer has to know
             with self._changed:
                 self._failure = self._explained(error)
                 self._changed.notify_all()
-            with self._changed:
                 while not self.run.ended:
                     self._changed.wait()
         with suppress(ConnectionError, TimeoutError):  # then nobody finds the plans anyway
@@ -179,7 +183,6 @@ class Scout:
         pause_s = SHORTEST_PAUSE_S
         while not self.run.ended:
             self._tell()
-            self._draw()
             self._let_go()
             self._repair()
             iteration = self._released + len(self._pointers)
@@ -208,8 +211,9 @@ class Scout:
             self._exchange.put(*self._hello)
 
     def _up_to_date(self) -> bool:
-        """Whether nothing waits but plans that are not due."""
-        return self._is_drawn() and self._released + len(self._pointers) >= self.run.reached and not self._is_over()
+        """Whether nothing waits but plans that are not due, or batches that are not drawn."""
+        fetched = len(self._pointers)
+        return (self._released + fetched >= self.run.reached or fetched == len(self._drawn)) and not self._is_over()
 
     def _is_drawn(self) -> bool:
         """Whether all batches up to kappa ahead of the one that training is in are known."""
@@ -221,21 +225,28 @@ class Scout:
 
     def _draw(self) -> None:
         """Learn of batches, up to kappa ahead of training, and request this rank's share."""
-        while not self.run.ended:
+        while True:
             with self._changed:
-                if self._is_drawn():
+                while not self.run.ended and self._is_drawn():
+                    self._changed.wait()
+                if self.run.ended:
                     return
             try:
                 draw = next(self._draws, None)
-            except Exception as error:  # noqa: BLE001 of the user's data set or sampler; what came before it is good
+            except BaseException as error:  # noqa: BLE001 of the user's data set or sampler; what came before it is good
                 draw, self._end_of_data = None, error
             with self._changed:
-                if draw is None:
-                    self._exhausted = True
-                else:
+                ended = bool(self.run.ended)  # it may have been, in the meantime
+                self._exhausted = draw is None
+                if draw is not None and not ended:
                     self._drawn.append(draw)
                 self._changed.notify_all()
-            if draw is not None and draw.iteration % self._exchange.ranks == self._rank:
+            if draw is None:
+                return
+            if ended:
+                self._source.release(draw)
+                return
+            if draw.iteration % self._exchange.ranks == self._rank:
                 self._producer.request(self.run, Wanted(self._source, draw))
 
     def _fetch(self, iteration: int, timeout_s: float) -> bool:
@@ -247,9 +258,14 @@ class Scout:
                 error.add_note(pointer.details)
                 raise error
             self._check(iteration, pointer)
-            plan = self._exchange.fetch(self.run, iteration, pointer, self._rank, LOOK_UP_S)
         except TimeoutError:
             return False
+        try:
+            plan = self._exchange.fetch(self.run, iteration, pointer, self._rank, LOOK_UP_S)
+        except TimeoutError:
+            self._exchange.report_missing(self.run, iteration)
+            return False
+        self._check_lengths(iteration, plan)
         with self._changed:
             self._pointers.append(pointer)
             self._ready[iteration] = plan
@@ -270,6 +286,17 @@ class Scout:
                     "a store with a job name of its own"
                 )
 
+    def _check_lengths(self, iteration: int, plan: RankPlan) -> None:
+        """Whatever a pointer says, the plan itself must be for this batch."""
+        tokens, lengths = plan.header.tokens, self._drawn[iteration - self._released].lengths
+        planned = np.zeros(max(len(lengths), int(tokens.sequence.max(initial=-1)) + 1), np.int64)
+        np.maximum.at(planned, tokens.sequence, tokens.stop)
+        if not np.array_equal(planned, lengths):
+            raise PlanningError(
+                f"the plan that came for iteration {iteration} has {planned.sum()} tokens in {len(planned)} sequences, "
+                f"but this batch has {lengths.sum()} in {len(lengths)}: something else writes to the plan store"
+            )
+
     def _let_go(self) -> None:
         """Drop what training has left behind."""
         tidy = False
@@ -288,26 +315,26 @@ class Scout:
         self._exchange.done(self.run, iteration, pointer, self._rank)
 
     def _repair(self) -> None:
-        """Put again what the store forgot, as a server does that was restarted; and ask again for what others made."""
+        """Put again what the store forgot, as a server does that was restarted."""
         now_s = time.monotonic()
         if now_s - self._looked_after_s < CHECK_S:
             return
         self._looked_after_s = now_s
-        for iteration in self._exchange.repair(self.run):
-            draw = self._drawn[iteration - self._released]
-            self._producer.request(self.run, Wanted(self._source, draw))
+        self._exchange.repair(self.run)
 
     def _leave(self) -> None:
         """Tidy up at the end of the pass."""
         while self._pointers and self._released < self.run.reached:
             self._drop()
-        while self._drawn:
-            self._source.release(self._drawn.pop(0))
+        with self._changed:
+            left, self._drawn = self._drawn, []
+        for draw in left:
+            self._source.release(draw)
         self._exchange.tidy()
         if self._hello:
             self._exchange.store.delete(f"{self.run.prefix}/progress")
 
-    def _explained(self, error: Exception) -> Exception:
+    def _explained(self, error: BaseException) -> BaseException:
         iteration = self._released + len(self._pointers)
         if isinstance(error, ConnectionError):
             return _with_cause(
@@ -330,6 +357,6 @@ class Scout:
         return error
 
 
-def _with_cause(error: Exception, cause: Exception) -> Exception:
+def _with_cause(error: Exception, cause: BaseException) -> Exception:
     error.__cause__ = cause
     return error

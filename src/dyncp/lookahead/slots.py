@@ -60,6 +60,15 @@ class Slot:
             self._fail(f"{type(error).__name__}: {error}")
         self._close_late()
 
+    def get_ready(self) -> None:
+        """Wait until the process, if there is one, can plan."""
+        while self.worker and not self._closed:
+            try:
+                self.worker.get_ready()
+                return
+            except WorkerLost as error:
+                self._lose(str(error))
+
     def plan(self, task: Task) -> Answer:
         """Carry out a task.
 

@@ -90,21 +90,36 @@ class Worker:
             WorkerLost: the process ended. Ask another.
             WorkerSlow: it took longer than `limit_s`, counted from when it was ready for its first task; it was ended.
         """
+        self.get_ready()
         try:
-            if not self._ready:
-                if not self._pipe.poll(START_TIMEOUT_S):
-                    self.close()
-                    raise WorkerLost(f"the planner process did not start within {START_TIMEOUT_S:g} s")
-                self._ready = self._pipe.recv_bytes() == READY
             self._pipe.send_bytes(messages.encode(task))
             if not self._pipe.poll(limit_s):
                 self.close()
                 raise WorkerSlow(f"planning took longer than {limit_s:g} s")
             return messages.decode(self._pipe.recv_bytes(messages.MAX_BYTES), Answer)
         except (EOFError, OSError) as error:
-            lost = WorkerLost(f"the planner process ended with exit code {self.close()} before it answered")
-            lost.ready = self._ready
-            raise lost from error
+            raise self._lost() from error
+
+    def get_ready(self) -> None:
+        """Wait until the process can plan.
+
+        Raises:
+            WorkerLost: it ended, or takes longer than anything explains.
+        """
+        if self._ready:
+            return
+        try:
+            if not self._pipe.poll(START_TIMEOUT_S):
+                self.close()
+                raise WorkerLost(f"the planner process did not start within {START_TIMEOUT_S:g} s")
+            self._ready = self._pipe.recv_bytes() == READY
+        except (EOFError, OSError) as error:
+            raise self._lost() from error
+
+    def _lost(self) -> WorkerLost:
+        lost = WorkerLost(f"the planner process ended with exit code {self.close()} before it answered")
+        lost.ready = self._ready
+        return lost
 
     def close(self) -> int:
         """End the process, whatever it is doing, and return its exit code. May be called from any thread, twice."""

@@ -24,6 +24,8 @@ def open_store(address: str, job: str, *, password: str | None = None, expiry_s:
     Raises:
         ValueError: an unknown scheme, an address that cannot be one, or a password where there can be none.
     """
+    if "@" in address and not address.startswith(("redis:", "rediss:", "file:")):  # it may hold a password: not quoted
+        raise ValueError("the plan store's address has a user in it, and only Redis knows users: leave it out")
     scheme = address.partition(":")[0]
     if ":" not in address or scheme not in _OPEN:
         raise ValueError(
@@ -44,7 +46,8 @@ def _memory(address: str, job: str) -> PlanStore:
 def _file(address: str, job: str) -> PlanStore:
     parts = urlsplit(address)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise ValueError(f"the plan store's address is {address!r}; expected file:/folder, from the root")
+        shown = "one with a host" if "@" in parts.netloc else repr(address)
+        raise ValueError(f"the plan store's address is {shown}; expected file:/folder, from the root")
     return _late("file").FileStore(unquote(parts.path), job)
 
 

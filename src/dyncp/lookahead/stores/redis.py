@@ -133,10 +133,12 @@ def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise ValueError(f"a Redis address that cannot be read ({error}); {expected}") from None
+    except ValueError:  # it quotes a part of the address, which may be one of a password
+        raise ValueError(f"a Redis address that cannot be read; {expected}") from None
     if parts.password is not None:  # not quoted here: it would stand in logs
         raise ValueError("a Redis address with a password in it, which lists of processes show; give it as password=")
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise ValueError(f"a Redis address with an @ behind its host, as of a password with a / in it; {expected}")
     if parts.scheme not in ("redis", "rediss") or not parts.hostname or port == 0:
         raise ValueError(f"the Redis address is {url!r}; {expected}")
     database = parts.path.strip("/")

@@ -16,10 +16,12 @@ from typing import Any
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
+from dyncp.ir.errors import DecodeError
 from dyncp.lookahead.stores.api import ADD_BYTES, StoreError, check_job, check_small, wait_for
 
 _numbers = count()  # of the stores made without a job name in this process
 CHUNK_BYTES = 4 << 20  # the server refuses values above 8 MiB, and a handle that sent one is dead
+MOST_CHUNKS = 1024  # of a value, which is 4 GiB
 ANSWER_S = 30.0  # how long one request to the server may take
 CONNECT_S = 5.0  # how long the server may take to accept a connection
 # What is stored under a key: a kind, random bytes that no other entry has, and the value or the number of its chunks.
@@ -209,7 +211,10 @@ def _drop_chunks(line: _Line, key: str, entry: bytes) -> None:
 def _chunks_of(key: str, entry: bytes) -> list[str]:
     if entry[:1] != CHUNKED:
         return []
-    return _chunks(key, entry[1 : 1 + MARK_BYTES], int(entry[1 + MARK_BYTES :]))
+    number = entry[1 + MARK_BYTES :]
+    if not number.isdigit() or len(number) > len(str(MOST_CHUNKS)) or int(number) > MOST_CHUNKS:
+        raise DecodeError(f"what lies at {key} in the plan store claims {number[:20]!r} chunks of a value")
+    return _chunks(key, entry[1 : 1 + MARK_BYTES], int(number))
 
 
 def _chunks(key: str, mark: bytes, number: int) -> list[str]:
