@@ -7,6 +7,8 @@ PIP_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?= --out build/bench-planner.json
 NETWORK_ARGS ?= --out build/bench-network.json
+LOOKAHEAD_ARGS ?= --out build/bench-lookahead.json
+SOAK_ARGS ?= --out build/bench-soak.json
 CORPUS ?= 2000
 # the first of these that runs, is new enough and can make a virtual environment; python3.11 first, because
 # constraints.txt pins a release of torch that has builds for it
@@ -14,7 +16,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python; do \
 	if $$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$name; break; fi; done)
 
-.PHONY: demo test check lint bench bench-planner bench-verify bench-network clean
+.PHONY: demo test check lint bench bench-planner bench-verify bench-network bench-lookahead bench-soak clean
 
 demo: $(VENV)/installed
 	$(BIN)/dyncp demo $(DEMO_ARGS)
@@ -42,6 +44,14 @@ bench-verify: $(VENV)/installed
 # needs root: hosts are network namespaces (see docs/network-benchmark.md)
 bench-network: $(VENV)/installed
 	PYTHONPATH=src $(BIN)/python -m benchmarks.network.run $(NETWORK_ARGS)
+
+# how much of planning is hidden, and what plans, stores and the loader cost (see docs/lookahead-benchmark.md)
+bench-lookahead: $(VENV)/installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.lookahead.run $(LOOKAHEAD_ARGS)
+
+# planners and the plan store are killed all the time; torch would write a page about each lost connection
+bench-soak: $(VENV)/installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.lookahead.soak $(SOAK_ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

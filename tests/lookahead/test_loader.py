@@ -369,6 +369,11 @@ def test_lengths_may_be_given_or_a_method():
         (lambda: DynamicLoader([{"text": "a"}], planning(1), Batching(128)), "a mapping of text; it needs 'input_ids'"),
         (lambda: DynamicLoader(["a b"], planning(1), Batching(128)), "sample 0 is <U3"),
         (lambda: DynamicLoader([[1]], planning(1), Batching(128), rank="0"), "rank is '0'; it must be a whole number"),
+        (lambda: DynamicLoader([[1]], planning(2), Batching(128), store=MemoryStore()), "say which one with rank="),
+        (lambda: DynamicLoader([[1]], None, Batching(128)), "planning is of type NoneType; expected a Planning"),
+        (lambda: DynamicLoader([[1]], planning(1), Batching(128), {}), "lookahead is of type dict; expected a LookAh"),
+        (lambda: DynamicLoader([[1]], planning(1), Batching(128), store="memory:"), "store is 'memory:'; expected a"),
+        (lambda: DynamicLoader([[1]], planning(1), Batching(128), run="a/b"), "run is 'a/b'; it needs 1 to 100"),
         (lambda: DynamicLoader([[1]], planning(1), Batching(128)).set_epoch(-1), "epoch is -1"),
     ],
 )
@@ -408,3 +413,10 @@ def test_masks_may_depend_on_what_is_in_a_sample():
         (batch,) = loader
     assert pairs(batch) == sum(2 * (n // 2) * (n // 2 + 1) // 2 for n in (8, 20, 10))
     assert sorted(loader.dataset.read)[:3] == [0, 0, 1]  # once for its mask, once for its tokens
+
+
+@pytest.mark.parametrize(("batching", "said"), [(Batching(50), True), (Batching(50, 40), False), (Batching(99), False)])
+def test_samples_that_are_cut_for_want_of_room_are_said(caplog, batching, said):
+    with open_loaders([Counting()], batching):
+        pass
+    assert ("2 of 12 samples are longer than the 50 tokens of a batch and are cut" in caplog.text) == said

@@ -15,6 +15,7 @@ from lookahead.loading import Counting, in_turns, open_loaders
 from lookahead.test_faults import MANY, SMALL, Flaky, ahead, expected
 
 import dyncp
+from dyncp.commands.planner import read_key
 from dyncp.lookahead import FileStore, LookAhead, MemoryStore, remote
 from dyncp.lookahead.remote import PlannerServer
 from dyncp.lookahead.seal import Seal
@@ -91,7 +92,7 @@ def test_without_planners_the_rank_plans_and_says_so(caplog, monkeypatch):
         assert batches_of([loader]) == expected()
         report = loader.report()
     assert report.plans_made == report.steps
-    assert "no planner is on the store; planning here" in caplog.text
+    assert "no planner on the store takes batches (if there is one, see its log); planning here" in caplog.text
 
 
 def test_what_a_planner_that_dies_had_claimed_is_planned_here(monkeypatch, caplog):
@@ -215,3 +216,14 @@ def test_bad_options_are_refused(words, message, capsys):
 
     assert cli.main(["planner", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [KEY.hex(), f"{KEY.hex()}\n"])
+def test_the_key_is_hexadecimal_in_a_file_and_in_the_environment(tmp_path, monkeypatch, text):
+    (tmp_path / "key").write_text(text)
+    assert read_key(tmp_path / "key") == KEY
+    monkeypatch.setenv("DYNCP_KEY", text)
+    assert read_key(None) == KEY
+    (tmp_path / "key").write_text("secret")
+    with pytest.raises(ValueError, match="is not hexadecimal; make one with: openssl rand -hex 32"):
+        read_key(tmp_path / "key")

@@ -37,7 +37,7 @@ class Command:
     workers: Annotated[int | None, arg(metavar="INT")] = None
     """Planner processes; one for each core when left out."""
     key_file: Annotated[Path | None, arg(metavar="FILE")] = None
-    """File with the key of the job, where its loaders have one; or put it, in hexadecimal, into DYNCP_KEY."""
+    """File with the key of the job in hexadecimal, where its loaders have one; or put it into DYNCP_KEY."""
     password_file: Annotated[Path | None, arg(metavar="FILE")] = None
     """File with the password of the store; or put it into DYNCP_STORE_PASSWORD."""
     patience_s: float = DEFAULTS.patience_s
@@ -73,20 +73,19 @@ def run(command: Command) -> int:
 
 
 def read_key(file: Path | None) -> bytes | None:
-    """The key of a job: the bytes of a file, or the environment's, in hexadecimal.
+    """The key of a job: hexadecimal, in a file or in the environment.
 
     Raises:
         ValueError: a file that cannot be read, or no hexadecimal.
     """
-    if file is not None:
-        return _read(file)
-    text = os.environ.get(KEY_VARIABLE)
+    text = os.environ.get(KEY_VARIABLE) if file is None else _read(file).decode(errors="replace")
     if text is None:
         return None
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise ValueError(f"{KEY_VARIABLE} is not hexadecimal; make one with: openssl rand -hex 32") from None
+        where = KEY_VARIABLE if file is None else f"the key in {file}"
+        raise ValueError(f"{where} is not hexadecimal; make one with: openssl rand -hex 32") from None
 
 
 def read_password(file: Path | None) -> str | None:

@@ -68,7 +68,7 @@ class LoaderReport:
     def __str__(self) -> str:
         trouble = {name: getattr(self, name) for name in COUNTED[3:] if getattr(self, name)}
         return (
-            f"step {self.steps}: {self.plans_ready} plans ready, {self.ahead_s:.1f} s ahead; waited "
+            f"batch {self.steps}: {self.plans_ready} plans ready, {self.ahead_s:.1f} s ahead; waited "
             f"{self.waited_s:.2f} s, {self.first_wait_s:.2f} s of it at starts; {self.plans_made} plans made here in "
             f"{self.planning_s:.2f} s" + "".join(f", {count} {name}" for name, count in trouble.items())
         )

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from dyncp.ir.arrays import Ints
 from dyncp.ir.batch import Batch
 from dyncp.lookahead.config import Batching, check_whole
@@ -104,6 +106,14 @@ class IndexedSource:
             )
         # int64[samples], after the cut
         self.lengths: Ints = self._sampler.lengths if self._sampler else cut_lengths(found, batching.longest)
+        cut = int((np.asarray(found) > batching.longest).sum())
+        if cut and batching.longest == batching.tokens:  # as when nobody said where to cut
+            log.warning(
+                "%d of %d samples are longer than the %d tokens of a batch and are cut: raise tokens or set max_length",
+                cut,
+                len(self.lengths),
+                batching.longest,
+            )
         self._count: tuple[int, int] | None = None  # an epoch, and its batches before steps are cut
 
     def _follow(self) -> None:

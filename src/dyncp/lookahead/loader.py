@@ -107,7 +107,8 @@ class DynamicLoader:
         planning: shape, cluster, strategy and its options, see `Planning`.
         batching: token budget, cut, shuffle, masks and lengths, steps of several batches, see `Batching`.
         lookahead: how far ahead, with how many processes, and limits, see `LookAhead`.
-        rank: of this process, in `[0, planning.cluster.ranks)`.
+        rank: of this process, in `[0, planning.cluster.ranks)`; when left out, that of `torch.distributed` where it is
+            initialised with as many ranks, and 0 for a single rank.
         store: how ranks hand each other plans: `TcpStore.of_default_group("a name")`, or another (docs/stores.md), with
             another job name for every loader; `MemoryStore` for ranks that are threads of one process. Loaders that
             share a store are numbered, and all ranks must make theirs in the same order. May be left out for a single
@@ -131,7 +132,7 @@ class DynamicLoader:
         batching: Batching,
         lookahead: LookAhead | None = None,
         *,
-        rank: int = 0,
+        rank: int | None = None,
         store: PlanStore | None = None,
         batch_sampler: Iterable[Any] | None = None,
         key: bytes | None = None,
@@ -150,11 +151,13 @@ class DynamicLoader:
         if run is not None and not (isinstance(run, str) and re.fullmatch("[A-Za-z0-9._-]{1,100}", run)):
             raise ValueError(f"run is {run!r}; it needs 1 to 100 letters, digits, or any of . _ -")
         ranks = planning.cluster.ranks
+        if store is None and ranks > 1:
+            raise ValueError(f"{ranks} ranks need a store that they share; under torchrun: TcpStore.of_default_group()")
+        if rank is None:
+            rank = _default_rank(ranks)
         check_whole("rank", rank)
         if not 0 <= rank < ranks:
             raise ValueError(f"rank is {rank}; the cluster has {ranks} ranks, so it must lie in [0, {ranks})")
-        if store is None and ranks > 1:
-            raise ValueError(f"{ranks} ranks need a store that they share; under torchrun: TcpStore.of_default_group()")
         self.dataset = dataset
         self.planning = planning
         self.batching = batching
@@ -493,6 +496,17 @@ def _agree(store: PlanStore, number: int, rank: int, timeout_s: float) -> str:
 
 def _token() -> str:
     return uuid.uuid4().hex[:8]
+
+
+def _default_rank(ranks: int) -> int:
+    """This process's rank, where it is beyond doubt."""
+    if ranks == 1:
+        return 0
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks:
+        return dist.get_rank()
+    raise ValueError(f"the cluster has {ranks} ranks, and torch.distributed has not as many: say which one with rank=")
 
 
 def _loader_number(store: PlanStore, rank: int) -> int:

@@ -135,7 +135,7 @@ class RemotePlanners:
                 return False
             unclaimed_s = self._clock() - began_s if owner is None else 0.0
             if owner is None and not somebody.alive():
-                return self._go_without("no planner is on the store")
+                return self._go_without("no planner on the store takes batches (if there is one, see its log)")
             if unclaimed_s > CLAIM_S and iteration < run.reached:
                 return self._go_without(f"no planner takes iteration {iteration}, which training waits for")
         return False
@@ -219,6 +219,7 @@ class PlannerServer:
             self._stopped.set()
             for loader in self._loaders.values():
                 loader.producer.stop()
+            beating.join(BEAT_S)
 
     def stop(self) -> None:
         """End `serve`; batches that were claimed go back to their ranks when these miss the signs of life."""

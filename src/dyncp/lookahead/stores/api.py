@@ -16,6 +16,10 @@ class StoreError(ConnectionError):
     """A plan store cannot be reached, or has no room; names its address and the cause."""
 
 
+class RefusedError(StoreError):
+    """A plan store does not let this process in, and will not later."""
+
+
 class PlanStore(Protocol):
     """Keys and bytes, shared by all ranks. Every method may be called from several threads at once.
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from dyncp.lookahead.stores.api import PlanStore, StoreError
+from dyncp.lookahead.stores.api import PlanStore, RefusedError, StoreError
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0  # between two tries
 SAME_S = 10.0  # after an outage, in which failures that pass within AT_ONCE_S are still of it
-AT_ONCE_S = 1.0
+AT_ONCE_S = 0.1
 _log = logging.getLogger("dyncp")
 
 
@@ -114,6 +114,8 @@ class Patient:
                 raise StoreError(f"the plan store {self.address} is no longer used: it was stopped here")
             try:
                 result = call()
+            except RefusedError:
+                raise
             except ConnectionError as error:
                 left_s = self._failed(error)
             except TimeoutError:

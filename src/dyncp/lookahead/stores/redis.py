@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from dyncp.lookahead.stores.api import EXPIRY_S, StoreError, check_job, check_small, wait_for
+from dyncp.lookahead.stores.api import EXPIRY_S, RefusedError, StoreError, check_job, check_small, wait_for
 
 PORT = 6379
 LARGEST_BYTES = 512 << 20  # of a value, by Redis's own limit
@@ -113,8 +113,9 @@ class RedisStore:
             if self._secret:
                 cause = cause.replace(self._secret, "***")
             if isinstance(error, (errors.AuthenticationError, errors.NoPermissionError)) or "NOAUTH" in cause:
-                problem = "refuses the password or the user"
-            elif isinstance(error, errors.OutOfMemoryError):
+                problem = "wants another password or user" if self._secret else "wants a password"
+                raise RefusedError(f"the plan store {self.address} {problem}: {cause}") from error
+            if isinstance(error, errors.OutOfMemoryError):
                 problem = "has no room (see its maxmemory)"
             else:
                 problem = "cannot be reached"
