@@ -384,7 +384,8 @@ def test_bad_arguments_are_refused(make, message):
 
 def test_hugging_face_datasets_are_trained_on_by_index_and_as_streams(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    datasets = pytest.importorskip("datasets")
+    import datasets  # late, as it looks at the variable then
+
     rows = {"input_ids": [list(range(n, 2 * n)) for n in LENGTHS], "name": [str(n) for n in LENGTHS]}
     table = datasets.Dataset.from_dict(rows).select(range(len(LENGTHS))).with_format("torch")
     streams = [table.to_iterable_dataset().shuffle(seed=1, buffer_size=4) for _ in range(2)]

@@ -69,7 +69,7 @@ class LengthCache:
         try:
             line, _, content = self.path.read_bytes().partition(b"\n")
             header = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _UnusableError("it does not begin with a line of JSON") from error
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise _UnusableError(f"it is not of the format {FORMAT!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import uuid
@@ -25,7 +24,7 @@ from dyncp.lookahead.remote import RemotePlanners
 from dyncp.lookahead.scout import Due, Scout
 from dyncp.lookahead.seal import Seal
 from dyncp.lookahead.source import Draw, MapDataset, Source, make_source
-from dyncp.lookahead.stores.api import PlanStore
+from dyncp.lookahead.stores.api import PlanStore, check_name
 from dyncp.lookahead.stores.memory import MemoryStore
 from dyncp.lookahead.stores.patient import Patient
 from dyncp.lookahead.workers import PLANNER
@@ -148,8 +147,8 @@ class DynamicLoader:
                 raise ValueError(f"{name} is of type {type(value).__name__}; expected a {expected}")
         if store is not None and not all(hasattr(store, name) for name in ("address", "job", "lasting", "add")):
             raise ValueError(f"store is {store!r:.80}; expected a plan store: dyncp.lookahead.open_store(address, job)")
-        if run is not None and not (isinstance(run, str) and re.fullmatch("[A-Za-z0-9._-]{1,100}", run)):
-            raise ValueError(f"run is {run!r}; it needs 1 to 100 letters, digits, or any of . _ -")
+        if run is not None:
+            check_name("run", run)
         ranks = planning.cluster.ranks
         if store is None and ranks > 1:
             raise ValueError(f"{ranks} ranks need a store that they share; under torchrun: TcpStore.of_default_group()")
@@ -340,7 +339,7 @@ class DynamicLoader:
             self._health,
             elsewhere,
             self._planner,
-            self._planned,
+            planned=self._planned,
         )
         # For a loader that nobody closes: when it is dropped, or the interpreter exits.
         self._stop_producer = finalize(self, _stop, self._producer, self._store)

@@ -17,7 +17,7 @@ from dyncp.lookahead.config import MOST_KAPPA, Planning
 MAX_BYTES = 1 << 30  # of one message; a plan of 1,024 ranks takes some 50 MB
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=False):
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all messages."""
 
 

@@ -16,7 +16,7 @@ from dyncp.lookahead.config import LookAhead, Planning
 from dyncp.lookahead.exchange import Exchange, Run
 from dyncp.lookahead.health import Health
 from dyncp.lookahead.ladder import RUNGS, on_rung
-from dyncp.lookahead.messages import Answer, Pointer, Task, planning_digest
+from dyncp.lookahead.messages import Answer, Pointer, Task
 from dyncp.lookahead.slots import Slot
 from dyncp.lookahead.workers import PLANNER, WorkerLost, WorkerSlow
 
@@ -121,7 +121,7 @@ class PlanProducer:
         health: counts what happens.
         elsewhere: planners that are asked first.
         planner: see `Worker`.
-        planned: digest of the settings, which ranks compare; of `planning` alone when left out.
+        planned: digest of the settings, which ranks compare.
     """
 
     def __init__(
@@ -134,12 +134,13 @@ class PlanProducer:
         health: Health,
         elsewhere: Elsewhere | None = None,
         planner: str = PLANNER,
-        planned: str = "",
+        *,
+        planned: str,
     ) -> None:
         self.planning = planning
         self.broken: Exception | None = None  # why this rank cannot reach the store any more
         self._name = name
-        self.planned = planned or planning_digest(planning, {})
+        self.planned = planned
         self.pending = 0  # jobs that are neither published nor given up
         self._exchange = exchange
         self._health = health

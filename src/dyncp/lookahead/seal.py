@@ -82,8 +82,6 @@ class Seal:
             raise SealError("its HMAC is wrong: it was written with another key, or changed since")
         try:
             header = decode(body[HEAD.size : start], Header)
-        except SealError:
-            raise
         except DecodeError as error:
             raise SealError(f"its header is damaged ({error})") from None
         for name, got, expected in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from dyncp.lookahead.config import LookAhead
 from dyncp.lookahead.health import Health
 from dyncp.lookahead.messages import Answer, Task
-from dyncp.lookahead.workers import PLANNER, Worker, WorkerLost, WorkerSlow
+from dyncp.lookahead.workers import PLANNER, Worker, WorkerLost, WorkerSlow, load_planner
 
 MOST_FAILURES = 3  # processes in a row that end without a plan, before this process plans
 RETRY_S = 30.0  # after which it tries again to start one
@@ -111,10 +110,8 @@ class Slot:
     def _plan_here(self, task: Task) -> Answer:
         if self._process:
             self._health.count("in_process")
-        module, _, name = self._planner.partition(":")
-        carry_out: Callable[[Task], Answer] = getattr(importlib.import_module(module), name)
         with _planning_here:
-            return carry_out(task)
+            return load_planner(self._planner)(task)
 
     def _replace(self) -> None:
         if self.worker:

@@ -141,8 +141,7 @@ def serve(descriptor: str, planner: str) -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    module, _, name = planner.partition(":")
-    carry_out: Callable[[Task], Answer] = getattr(importlib.import_module(module), name)
+    carry_out = load_planner(planner)
     warm_up()
     pipe = Connection(int(descriptor))
     with contextlib.suppress(EOFError, ConnectionError):  # which of them depends on what was left unread
@@ -151,6 +150,13 @@ def serve(descriptor: str, planner: str) -> None:
             task = messages.decode(pipe.recv_bytes(messages.MAX_BYTES), Task)
             answer = msgspec.structs.replace(carry_out(task), memory_bytes=memory_bytes())
             pipe.send_bytes(messages.encode(answer))
+
+
+def load_planner(planner: str) -> Callable[[Task], Answer]:
+    """The function that `module:function` names."""
+    module, _, name = planner.partition(":")
+    function: Callable[[Task], Answer] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def memory_bytes() -> int:

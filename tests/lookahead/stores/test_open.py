@@ -63,3 +63,22 @@ def test_files_need_neither_torch_nor_redis():
         "Patient; Patient(open_store('file:/a', 'job')); sys.exit('torch' in sys.modules or 'redis' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=SOURCE, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "tcp://u:s3cret@h:1",
+        "file://u:s3cret@h/x",
+        "redis://u:12/s3cret@h:6379/0",
+        "redis://h/s3cret@h2",
+        "redis://:s3cret/x@h",
+        "redis://:s3cret?x@h",
+        "redis://u:s3cret@h:6379/0",
+        "memory:u:s3cret@h",
+    ],
+)
+def test_no_message_quotes_what_may_be_a_password(address):
+    with pytest.raises(ValueError) as caught:
+        open_store(address, "job")
+    assert "s3cret" not in str(caught.value)

@@ -4,6 +4,7 @@ import time
 import pytest
 import torch.distributed as dist
 
+from dyncp.ir.errors import DecodeError
 from dyncp.lookahead.stores import tcp
 from dyncp.lookahead.stores.api import StoreError
 from dyncp.lookahead.stores.tcp import TcpStore
@@ -106,3 +107,14 @@ def test_torchs_other_stores_serve_too(tmp_path):
 def test_a_job_name_is_a_part_of_keys(server, job):
     with pytest.raises(ValueError, match=r"job is .*; it needs 1 to 100 letters"):
         TcpStore(server, job)
+
+
+@pytest.mark.parametrize("number", [b"abc", b"", b"-1", b"30000000", b"9" * 5000])
+def test_a_number_of_chunks_that_nobody_put_is_refused_at_once(number):
+    """Anybody may write to the server, and this is read before any seal is looked at."""
+    server = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    store = TcpStore(server, "job")
+    dist.PrefixStore("job", server).set("a", b"c" + bytes(16) + number)
+    for call in (lambda: store.get("a", 5), lambda: store.delete("a")):
+        with pytest.raises(DecodeError, match="what lies at a in the plan store claims"):
+            call()

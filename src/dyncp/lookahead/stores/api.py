@@ -76,15 +76,15 @@ def wait_for(look: Callable[[], bytes | None], key: str, timeout_s: float) -> by
     return value
 
 
-def check_job(job: str) -> str:
-    """The name of a job as it was given.
+def check_name(what: str, name: str) -> str:
+    """A name that becomes a part of keys, such as that of a job, as it was given.
 
     Raises:
         ValueError: it is empty, or has a `/`, which ends it within a key, or anything else that not every store takes.
     """
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", job):
-        raise ValueError(f"job is {job!r}; it needs 1 to 100 letters, digits, or any of . _ -")
-    return job
+    if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name)):
+        raise ValueError(f"{what} is {name!r}; it needs 1 to 100 letters, digits, or any of . _ -")
+    return name
 
 
 def check_small(key: str, value: bytes) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from dyncp.lookahead.stores.api import StoreError, check_job, check_small, wait_for
+from dyncp.lookahead.stores.api import StoreError, check_name, check_small, wait_for
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DRAFT = ".draft-"  # begins the names of files that are being written; no key's name begins with a dot
@@ -38,7 +38,7 @@ class FileStore:
     def __init__(self, folder: str | os.PathLike[str], job: str) -> None:
         self._folder = Path(os.path.abspath(folder))
         self.address = f"file:{self._folder}"
-        self.job = check_job(job)
+        self.job = check_name("job", job)
         self.lasting = True
         self._root = self._folder / _file_name(job)
         self._sweeping = threading.Lock()

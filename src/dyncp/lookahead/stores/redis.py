@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from dyncp.lookahead.stores.api import EXPIRY_S, RefusedError, StoreError, check_job, check_small, wait_for
+from dyncp.lookahead.stores.api import EXPIRY_S, RefusedError, StoreError, check_name, check_small, wait_for
 
 PORT = 6379
 LARGEST_BYTES = 512 << 20  # of a value, by Redis's own limit
@@ -45,7 +45,7 @@ class RedisStore:
         parts = _split(url)
         host, port, database = parts.hostname or "", parts.port or PORT, int(parts.path.strip("/") or 0)
         self.address = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}/{database}"
-        self.job = check_job(job)
+        self.job = check_name("job", job)
         self.lasting = True
         self._expiry_ms = round(1000 * expiry_s)
         self._secret = password

@@ -17,7 +17,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from dyncp.ir.errors import DecodeError
-from dyncp.lookahead.stores.api import ADD_BYTES, StoreError, check_job, check_small, wait_for
+from dyncp.lookahead.stores.api import ADD_BYTES, StoreError, check_name, check_small, wait_for
 
 _numbers = count()  # of the stores made without a job name in this process
 CHUNK_BYTES = 4 << 20  # the server refuses values above 8 MiB, and a handle that sent one is dead
@@ -42,7 +42,7 @@ class TcpStore:
     """
 
     def __init__(self, store: Store | _Server, job: str = "dyncp", timeout_s: float = ANSWER_S) -> None:
-        self.job = check_job(job)
+        self.job = check_name("job", job)
         self.lasting = isinstance(store, _Server)
         self._store = store
         self._timeout_s = timeout_s
