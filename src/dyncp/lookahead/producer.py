@@ -6,11 +6,10 @@ import logging
 import os
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dyncp.ir.batch import Batch
-from dyncp.ir.codec import encode_batch
 from dyncp.lookahead.cache import PlanCache, cache_key
 from dyncp.lookahead.config import LookAhead, Planning
 from dyncp.lookahead.exchange import Exchange, Run
@@ -30,41 +29,26 @@ class PlanningError(RuntimeError):
     """A batch could not be planned, or its plan not be fetched; names the iteration, the rank and the cause."""
 
 
-class MakesBatch(Protocol):
-    """What is known of a batch until a planner needs all of it."""
-
-    @property
-    def iteration(self) -> int: ...
-
-    @property
-    def digest(self) -> str: ...
-
-    def batch(self) -> Batch: ...
-
-
 class Elsewhere(Protocol):
     """Planners in other processes on the same store."""
 
-    def plan(self, run: Run, wanted: MakesBatch, batch: bytes) -> bool:
-        """Wait until one of them has published the plan of an encoded batch; False where none will."""
+    def plan(self, job: Job) -> bool:
+        """Wait until one of them has published the plan of a job's encoded batch; False where none will."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One batch to plan, and how far that went."""
+    """One batch to plan, and how far that went. `draw` is the digest of its samples."""
 
     run: Run
-    wanted: MakesBatch
+    iteration: int
+    draw: str
+    encode: Callable[[], bytes]  # the batch; calls the user's mask function
     batch: bytes = b""  # encoded, once it is
     rung: int = 0
     deaths: int = 0
     errors: list[Answer] = field(default_factory=list)
-
-    @property
-    def iteration(self) -> int:
-        """Number of the batch in its pass."""
-        return self.wanted.iteration
 
     def next_rung(self, planning: Planning) -> None:
         """Give way, past rungs that are what was tried already."""
@@ -163,12 +147,8 @@ class PlanProducer:
         """Numbers of the planner processes."""
         return [worker.pid for worker in [slot.worker for slot in self._slots] if worker]
 
-    def request(self, run: Run, wanted: MakesBatch) -> None:
-        """Plan a batch in the background."""
-        self.submit(Job(run, wanted))
-
     def submit(self, job: Job) -> None:
-        """`request`, of a batch that may be encoded already."""
+        """Plan a batch in the background."""
         with self._counting:
             self.pending += 1
         self._jobs.put(job)
@@ -204,7 +184,7 @@ class PlanProducer:
         """Plan a job and publish the plan; whether it needs another try."""
         if not job.batch:
             try:
-                job.batch = encode_batch(job.wanted.batch())
+                job.batch = job.encode()
             except BaseException as error:  # noqa: BLE001 of the user's mask function, say: every rank has to know
                 self._give_up(job, Answer(error=f"{type(error).__name__}: {error}", details=traceback.format_exc()))
                 return False
@@ -213,7 +193,7 @@ class PlanProducer:
         if known:
             self._health.count("cached")
             self._publish(job, known)
-        elif self._elsewhere and job.rung == 0 and self._elsewhere.plan(job.run, job.wanted, job.batch):
+        elif self._elsewhere and job.rung == 0 and self._elsewhere.plan(job):
             self._health.count("remote")
         elif answer := self._try(job, slot):
             self._health.count("made", answer.seconds)
@@ -259,13 +239,13 @@ class PlanProducer:
 
     def _publish(self, job: Job, answer: Answer) -> None:
         rung = RUNGS[job.rung]
-        pointer = Pointer("", self._name, job.wanted.digest, self.planned, answer.digest, rung)
+        pointer = Pointer("", self._name, job.draw, self.planned, answer.digest, rung)
         self._exchange.publish(job.run, job.iteration, pointer, answer.parts)
 
     def _give_up(self, job: Job, answer: Answer) -> None:
         message = f"iteration {job.iteration} could not be planned by {self._name}: {' '.join(answer.error.split())}"
         message, details = _cut(message, MOST_MESSAGE_BYTES), _cut(answer.details, MOST_DETAILS_BYTES)
-        pointer = Pointer("", self._name, job.wanted.digest, self.planned, failure=message, details=details)
+        pointer = Pointer("", self._name, job.draw, self.planned, failure=message, details=details)
         self._exchange.publish(job.run, job.iteration, pointer, [])
 
 

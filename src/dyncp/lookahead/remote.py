@@ -16,15 +16,15 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-from dyncp.ir.batch import Batch
 from dyncp.ir.codec import decode_batch
 from dyncp.ir.errors import DecodeError
 from dyncp.lookahead.config import LookAhead
 from dyncp.lookahead.exchange import Exchange, Run
 from dyncp.lookahead.health import Health
 from dyncp.lookahead.messages import Ask, Beat, Claim, Hello, Progress
-from dyncp.lookahead.producer import Job, MakesBatch, PlanProducer
+from dyncp.lookahead.producer import Job, PlanProducer
 from dyncp.lookahead.seal import Seal
 from dyncp.lookahead.stores.api import PlanStore
 from dyncp.lookahead.stores.patient import Patient
@@ -84,12 +84,11 @@ class RemotePlanners:
         self._exchange, self._health, self._clock = exchange, health, clock
         self._absent_until_s = 0.0
 
-    def plan(self, run: Run, wanted: MakesBatch, batch: bytes) -> bool:
+    def plan(self, job: Job) -> bool:
         """See `Elsewhere.plan`."""
         if self._clock() < self._absent_until_s:
             return False
-        iteration = wanted.iteration
-        ask = Ask(wanted.digest, batch)
+        run, iteration, ask = job.run, job.iteration, Ask(job.draw, job.batch)
         self._exchange.put(run.place(iteration, "ask"), iteration, ask)
         try:
             while not run.ended:
@@ -139,19 +138,6 @@ class RemotePlanners:
             if unclaimed_s > CLAIM_S and iteration < run.reached:
                 return self._go_without(f"no planner takes iteration {iteration}, which training waits for")
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A batch that a rank asked for."""
-
-    iteration: int
-    digest: str
-    encoded: bytes
-
-    def batch(self) -> Batch:
-        """The batch itself."""
-        return decode_batch(self.encoded, MAX_BATCH_BYTES)
 
 
 @dataclass(slots=True, eq=False)
@@ -328,7 +314,7 @@ class PlannerServer:
                 continue
             if self._take(loader.exchange, run, iteration):
                 claimed = True
-                loader.producer.submit(Job(run, Asked(iteration, ask.draw, ask.batch), ask.batch))
+                loader.producer.submit(Job(run, iteration, ask.draw, partial(bytes, ask.batch)))
         return claimed
 
     def _take(self, exchange: Exchange, run: Run, iteration: int) -> bool:

@@ -9,43 +9,22 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from dyncp.ir.batch import Batch
+from dyncp.ir.codec import encode_batch
 from dyncp.ir.errors import DecodeError
 from dyncp.ir.plan import RankPlan
 from dyncp.lookahead.exchange import Exchange, Run
 from dyncp.lookahead.messages import Hello, Pointer, Progress
-from dyncp.lookahead.producer import PlanningError, PlanProducer
+from dyncp.lookahead.producer import Job, PlanningError, PlanProducer
 from dyncp.lookahead.source import Draw, Source
 
 LOOK_UP_S = 0.5  # how long one look for a plan takes at most that training waits for
 CHECK_S = 1.0  # how often a rank makes sure that the store still has what it published
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between looks for a plan that is not due yet
 STOP_TIMEOUT_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A batch of a source, for planners."""
-
-    source: Source
-    draw: Draw
-
-    @property
-    def iteration(self) -> int:
-        """Number of the batch in its pass."""
-        return self.draw.iteration
-
-    @property
-    def digest(self) -> str:
-        """Of its samples and lengths."""
-        return self.draw.digest
-
-    def batch(self) -> Batch:
-        """All that planners need; calls the user's mask function."""
-        return self.source.global_batch(self.draw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +226,9 @@ class Scout:
                 self._source.release(draw)
                 return
             if draw.iteration % self._exchange.ranks == self._rank:
-                self._producer.request(self.run, Wanted(self._source, draw))
+                # Nothing of a loader: what planners hold must not keep it from being dropped.
+                encode = partial(_encoded, self._source, draw)
+                self._producer.submit(Job(self.run, draw.iteration, draw.digest, encode))
 
     def _fetch(self, iteration: int, timeout_s: float) -> bool:
         """Fetch a plan, if it is there."""
@@ -335,28 +316,26 @@ class Scout:
             self._exchange.store.delete(f"{self.run.prefix}/progress")
 
     def _explained(self, error: BaseException) -> BaseException:
+        """What to tell the trainer: where planning is, and what can be done about it."""
         iteration = self._released + len(self._pointers)
         if isinstance(error, ConnectionError):
-            return _with_cause(
-                PlanningError(
-                    f"rank {self._rank} lost the plan store at the plan of iteration {iteration}: {error}; see why the "
-                    "process that holds the store ended (rank 0, or torchrun), and start all ranks again"
-                ),
-                error,
+            text = (
+                f"rank {self._rank} lost the plan store at the plan of iteration {iteration}: {error}; see why the "
+                "process that holds the store ended (rank 0, or torchrun), and start all ranks again"
             )
-        if error is self._producer.broken:
-            return _with_cause(
-                PlanningError(
-                    f"rank {self._rank} has no plan for iteration {iteration}, and its planner can store no more "
-                    f"plans: {type(error).__name__}: {error}"
-                ),
-                error,
+        elif error is self._producer.broken:
+            text = (
+                f"rank {self._rank} has no plan for iteration {iteration}, and its planner can store no more plans: "
+                f"{type(error).__name__}: {error}"
             )
-        if isinstance(error, DecodeError):
-            return _with_cause(PlanningError(f"the plan of iteration {iteration} cannot be used: {error}"), error)
-        return error
+        elif isinstance(error, DecodeError):
+            text = f"the plan of iteration {iteration} cannot be used: {error}"
+        else:
+            return error
+        explained = PlanningError(text)
+        explained.__cause__ = error
+        return explained
 
 
-def _with_cause(error: Exception, cause: BaseException) -> Exception:
-    error.__cause__ = cause
-    return error
+def _encoded(source: Source, draw: Draw) -> bytes:
+    return encode_batch(source.global_batch(draw))
