@@ -19,7 +19,7 @@ from dyncp.ir.plan import Plan
 from dyncp.ir.shape import AttentionShape
 from dyncp.lookahead import Batching, LocalBatch, Planning
 from dyncp.lookahead.ladder import RUNGS, on_rung
-from dyncp.lookahead.loader import IGNORE_LABEL
+from dyncp.lookahead.local_batch import IGNORE_LABEL
 from dyncp.strategies import make_plan
 from dyncp.strategies.api import Options
 

@@ -566,3 +566,11 @@ def test_a_plan_for_other_lengths_is_refused_whatever_its_pointer_says():
         loader._exchange.fetch = lambda *args: decode_rank(part)
         with pytest.raises(PlanningError, match="has 10 tokens in 1 sequences, but this batch has 48 in 1"):
             next(iter(loader))
+
+
+def test_a_plan_by_simpler_means_is_not_kept_for_batches_to_come():
+    lookahead = ahead(1, 0, cache_bytes=1 << 20)
+    options = {"strategy": "dynamic", "planner": "lookahead.planners:raises_as_asked"}
+    with open_loaders([Counting((25, 24) * 4)], SMALL, lookahead, **options) as (loader,):
+        assert len(list(loader)) == 4
+        assert (loader.report().fallbacks, loader.report().cached) == (4, 0)

@@ -69,7 +69,7 @@ def test_planners_elsewhere_make_all_plans(key):
         reports = [loader.report() for loader in loaders]
         assert sum(report.remote for report in reports) == 2 * len(expected(2))
         assert sum(report.plans_made for report in reports) == 0
-        assert sum(server.health.counts["made"] + server.health.counts["cached"] for server in servers) >= len(MANY)
+        assert sum(server.health.made + server.health.counts["cached"] for server in servers) >= len(MANY)
     left = [place for place in store._values if not place.startswith("planners/")]
     assert not left
 
@@ -82,7 +82,7 @@ def test_iterations_are_dealt_to_all_planners(monkeypatch):
         open_loaders([Counting(MANY)], SMALL, ahead(6, 0, remote=True), store=store) as (loader,),
     ):
         assert batches_of([loader]) == expected()
-        made = [server.health.counts["made"] for server in servers]
+        made = [server.health.made for server in servers]
     assert sum(made) == len(expected()) and min(made) >= 3
 
 
@@ -122,7 +122,7 @@ def test_a_planner_with_another_key_plans_nothing_and_harms_nobody(theirs, caplo
             with open_loaders([Counting(MANY)], SMALL, ahead(3, 0, remote=True), store=store, key=KEY, run=run) as pair:
                 time.sleep(1.2)
                 assert batches_of(pair) == expected()
-        assert server.health.counts["made"] == 0
+        assert server.health.made == 0
     assert "is left to its ranks: what lies at L0/hello in the plan store is refused" in caplog.text
 
 
@@ -227,3 +227,17 @@ def test_the_key_is_hexadecimal_in_a_file_and_in_the_environment(tmp_path, monke
     (tmp_path / "key").write_text("secret")
     with pytest.raises(ValueError, match="is not hexadecimal; make one with: openssl rand -hex 32"):
         read_key(tmp_path / "key")
+
+
+def test_a_planner_follows_a_job_from_start_to_start():
+    """The first start ended without a word: its hello is still there."""
+    store = MemoryStore()
+    with planners(store) as (server,):
+        for run in ("first", "second"):
+            with open_loaders(PAIR, SMALL, REMOTE, store=store, run=run) as loaders:
+                assert batches_of(loaders) == expected(2)
+                assert sum(loader.report().remote for loader in loaders) == len(expected(2))
+                hello = store._values["L0/hello"]
+            store._values["L0/hello"] = hello
+            earlier = [loader.producer for loader in server._loaders.values()]
+        assert len(earlier) == 1

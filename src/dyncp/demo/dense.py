@@ -15,7 +15,7 @@ from dyncp.demo.data import DocumentMasks, TextFiles
 from dyncp.demo.train import Trainer
 from dyncp.ir.arrays import Ints
 from dyncp.ir.batch import Batch, Sequence
-from dyncp.lookahead.loader import IGNORE_LABEL
+from dyncp.lookahead.local_batch import IGNORE_LABEL
 from dyncp.lookahead.sampler import TokenBudgetSampler
 
 

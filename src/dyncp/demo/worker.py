@@ -34,7 +34,8 @@ from dyncp.demo.train import Trainer
 from dyncp.ir.plan import RankPlan
 from dyncp.ir.shape import AttentionShape
 from dyncp.lookahead.config import Batching, LookAhead, Planning
-from dyncp.lookahead.loader import DynamicLoader, LocalBatch
+from dyncp.lookahead.loader import DynamicLoader
+from dyncp.lookahead.local_batch import LocalBatch
 from dyncp.lookahead.stores.tcp import TcpStore
 from dyncp.lookahead.workers import interpreter_command
 from dyncp.runtime.attention import attention

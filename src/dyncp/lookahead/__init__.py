@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dyncp.lookahead.config import Batching, LookAhead, MaskFunction, Planning
 from dyncp.lookahead.health import LoaderReport
-from dyncp.lookahead.loader import DynamicLoader, LocalBatch
+from dyncp.lookahead.loader import DynamicLoader
+from dyncp.lookahead.local_batch import LocalBatch
 from dyncp.lookahead.producer import PlanningError
 from dyncp.lookahead.source import MapDataset
 from dyncp.lookahead.stores.api import PlanStore, StoreError

@@ -6,22 +6,37 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-COUNTED = ("made", "cached", "remote", "in_process", "lost", "slow", "failed", "replaced", "fallbacks", "outages")
+COUNTED = (
+    "cached",
+    "remote",
+    "in_process",
+    "lost",
+    "slow",
+    "failed",
+    "replaced",
+    "fallbacks",
+)  # as `LoaderReport` says
 
 
 class Health:
     """Counts of one rank's planning, from many threads."""
 
     def __init__(self) -> None:
-        self.planning_s = 0.0
+        self.made = 0  # plans
+        self.planning_s = 0.0  # that they took
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def count(self, what: str, seconds: float = 0.0) -> None:
-        """Count one of `COUNTED`, and the seconds that it took a planner."""
+    def count(self, what: str) -> None:
+        """Count one of `COUNTED`."""
         assert what in COUNTED, what
         with self._lock:
             self.counts[what] += 1
+
+    def count_plan(self, seconds: float) -> None:
+        """Count a plan that was made, and the seconds that it took a planner."""
+        with self._lock:
+            self.made += 1
             self.planning_s += seconds
 
 
@@ -66,11 +81,11 @@ class LoaderReport:
     outages: int = 0
 
     def __str__(self) -> str:
-        trouble = {name: getattr(self, name) for name in COUNTED[3:] if getattr(self, name)}
+        more = {name: getattr(self, name) for name in (*COUNTED, "outages") if getattr(self, name)}
         return (
             f"batch {self.steps}: {self.plans_ready} plans ready, {self.ahead_s:.1f} s ahead; waited "
             f"{self.waited_s:.2f} s, {self.first_wait_s:.2f} s of it at starts; {self.plans_made} plans made here in "
-            f"{self.planning_s:.2f} s" + "".join(f", {count} {name}" for name, count in trouble.items())
+            f"{self.planning_s:.2f} s" + "".join(f", {count} {name}" for name, count in more.items())
         )
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize
 
-import numpy as np
-
-from dyncp.ir.plan import RankPlan
 from dyncp.lookahead.config import Batching, LookAhead, Planning, check_whole
 from dyncp.lookahead.exchange import LEAST_DRIFT, Exchange
-from dyncp.lookahead.health import Health, LoaderReport, Pace
+from dyncp.lookahead.health import COUNTED, Health, LoaderReport, Pace
+from dyncp.lookahead.local_batch import LocalBatch, local_batch
+from dyncp.lookahead.meeting import agreed_run, default_rank, loader_number
 from dyncp.lookahead.messages import Hello, planning_digest
 from dyncp.lookahead.producer import PlanProducer, cores
 from dyncp.lookahead.remote import RemotePlanners
@@ -30,54 +26,11 @@ from dyncp.lookahead.stores.patient import Patient
 from dyncp.lookahead.workers import PLANNER
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
-IGNORE_LABEL = -100  # what torch's cross_entropy ignores by default
 STATE_VERSION = 1
 MOST_EPOCHS = 1 << 40
 LINGER_S = 1.0  # that a rank which closes its loader waits for the others to take their last plans
-# How many loaders each rank made on a store, so that each has keys of its own; ranks may be threads of one process.
-_loaders: WeakKeyDictionary[PlanStore, Counter[int]] = WeakKeyDictionary()
-_agreements: Counter[tuple[str, int, int]] = Counter()  # that each rank came to, on each loader of a job
-_counting = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalBatch:
-    """What one rank trains on in one iteration: the T tokens it owns, in the order of its attention tensors. T differs
-    from rank to rank and from batch to batch, and may be 0. Tensors are on the CPU.
-
-    Args:
-        epoch: of the pass, see `DynamicLoader.set_epoch`.
-        iteration: number of the batch within the epoch, from 0.
-        step: optimiser step that it belongs to, from 0; that is `iteration` unless `Batching.accumulate` is above 1.
-        ends_step: whether it is the last batch of its step, after which the optimiser goes on.
-        samples: dataset indices of the global batch's sequences; their places in the epoch's stream, for a stream.
-        lengths: tokens of the global batch's sequences, after the cut.
-        sequence_ids: int64[T], index into `samples` of each token.
-        input_ids: int64[T], the tokens.
-        position_ids: int64[T], position of each token within its sequence, for learned or rotary positions.
-        labels: int64[T], the next token of the same sequence, so they are shifted already; -100 (`IGNORE_LABEL`, which
-            `cross_entropy` leaves out) for a sequence's last token.
-        plan: this rank's part of the plan, for `attention`.
-        num_label_tokens: labels of the whole step: of all its batches, over all ranks. `cross_entropy(logits, labels,
-            reduction="sum") / num_label_tokens` is this rank's and batch's share of the step's mean loss: sum it, and
-            the gradients, over ranks and batches. It is 0 where every sequence has a single token; divide by
-            `max(1, num_label_tokens)` if the dataset has such.
-    """
-
-    epoch: int
-    iteration: int
-    step: int
-    ends_step: bool
-    samples: tuple[int, ...]
-    lengths: tuple[int, ...]
-    sequence_ids: Tensor
-    input_ids: Tensor
-    position_ids: Tensor
-    labels: Tensor
-    plan: RankPlan
-    num_label_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +106,7 @@ class DynamicLoader:
         if store is None and ranks > 1:
             raise ValueError(f"{ranks} ranks need a store that they share; under torchrun: TcpStore.of_default_group()")
         if rank is None:
-            rank = _default_rank(ranks)
+            rank = default_rank(ranks)
         check_whole("rank", rank)
         if not 0 <= rank < ranks:
             raise ValueError(f"rank is {rank}; the cluster has {ranks} ranks, so it must lie in [0, {ranks})")
@@ -164,7 +117,7 @@ class DynamicLoader:
         self.rank = rank
         self.source: Source = make_source(dataset, batching, batch_sampler)
         store = store if store is not None else MemoryStore()
-        self._number = _loader_number(store, rank)
+        self._number = loader_number(store, rank)
         self._store = Patient(store, self.lookahead.patience_s)
         # A rank that is further ahead waits for plans of one that has not come to them.
         drift = max(LEAST_DRIFT, self.lookahead.kappa + 2)
@@ -278,19 +231,18 @@ class DynamicLoader:
 
     def report(self) -> LoaderReport:
         """What this rank's planner and trainer did so far, and how far ahead they are; as text, one line."""
-        counts, pace = self._health.counts, self._pace
+        health, pace = self._health, self._pace
         ready = max((scout.ready() for scout in self._scouts if not scout.run.ended), default=0)
         return LoaderReport(
             pace.steps,
-            counts["made"],
-            self._health.planning_s,
+            health.made,
+            health.planning_s,
             pace.waited_s,
             pace.first_wait_s,
             ready,
             ready * pace.step_s,
             outages=self._store.outages,
-            **{name: counts[name] for name in ("cached", "remote", "in_process", "lost", "slow", "failed")},
-            **{name: counts[name] for name in ("replaced", "fallbacks")},
+            **{name: health.counts[name] for name in COUNTED},
         )
 
     def close(self) -> None:
@@ -320,10 +272,8 @@ class DynamicLoader:
     def _start(self) -> None:
         """Start the planner, and agree with the other ranks on what tells this start of the job from others."""
         if self._run is None:
-            alone = self.planning.cluster.ranks == 1
-            self._run = (
-                _token() if alone else _agree(self._exchange.store, self._number, self.rank, self.lookahead.timeout_s)
-            )
+            timeout_s = self.lookahead.timeout_s
+            self._run = agreed_run(self._store, self.planning.cluster.ranks, self._number, self.rank, timeout_s)
         here, ranks = self.planning.cluster.ranks_per_node, self.planning.cluster.ranks
         workers = self.lookahead.worker_count(ranks, here, cores())
         elsewhere = None
@@ -370,33 +320,6 @@ class DynamicLoader:
         self._pace.got(asked_s, time.perf_counter(), first=scout.first == position.iteration)
         return due
 
-    def _local_batch(self, epoch: int, due: Due) -> LocalBatch:
-        import torch  # late, so that planners can import this module without it
-
-        draw, plan = due.draw, due.plan
-        sequence, position = plan.header.local_tokens(self.rank)
-        input_ids = np.empty(len(sequence), np.int64)
-        labels = np.empty(len(sequence), np.int64)
-        for number in np.unique(sequence):
-            tokens = self.source.tokens(int(draw.samples[number]))
-            here = sequence == number
-            input_ids[here] = tokens[position[here]]
-            labels[here] = np.append(tokens[1:], IGNORE_LABEL)[position[here]]
-        return LocalBatch(
-            epoch,
-            draw.iteration,
-            draw.step,
-            draw.ends_step,
-            tuple(draw.samples.tolist()),
-            tuple(draw.lengths.tolist()),
-            torch.from_numpy(sequence.astype(np.int64)),
-            torch.from_numpy(input_ids),
-            torch.from_numpy(position.astype(np.int64)),
-            torch.from_numpy(labels),
-            plan,
-            draw.num_label_tokens,
-        )
-
 
 class Pass:
     """The batches of one pass; see `DynamicLoader.__iter__`."""
@@ -416,7 +339,11 @@ class Pass:
             raise StopIteration
         try:
             due = self._loader._take(self.scout, self._at)
-            batch = None if due is None else self._loader._local_batch(self._at.epoch, due)
+            batch = (
+                None
+                if due is None
+                else local_batch(self._loader.source, self._loader.rank, self._at.epoch, due.draw, due.plan)
+            )
         except StopIteration as error:  # of the data set: it would pass for the end of the batches
             self.close()
             raise RuntimeError("the data set raised StopIteration where a sample was asked for") from error
@@ -460,57 +387,3 @@ def _after(source: Source, draws: Iterator[Draw], position: Position) -> Iterato
 def _stop(producer: PlanProducer, store: Patient) -> None:
     store.stop()
     producer.stop()
-
-
-def _agree(store: PlanStore, number: int, rank: int, timeout_s: float) -> str:
-    """What tells this start of a job from others: rank 0 draws it, where the ranks have another store, a new one."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        if store.lasting:
-            raise ValueError(
-                f"the plan store {store.address} may hold plans of an earlier start of job {store.job!r}, and "
-                "torch.distributed is not initialized, so that the ranks cannot agree on what is new: call "
-                "init_process_group first, or give run=... , the same on all ranks and another at each start"
-            )
-        return "0"
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    with _counting:
-        _agreements[store.job, number, rank] += 1
-        key = f"dyncp/{store.job}/{number}/{_agreements[store.job, number, rank]}"
-    meeting, deadline = _get_default_store(), time.monotonic() + timeout_s
-    if rank == 0:
-        meeting.set(key, _token())
-    while not meeting.check([key]):  # its own wait sees no ctrl-C
-        if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"rank 0 did not begin to iterate its loader of job {store.job!r} within {timeout_s:g} s: all ranks "
-                "must make the same loaders and passes"
-            )
-        time.sleep(0.01)
-    run: bytes = meeting.get(key)
-    return run.decode()
-
-
-def _token() -> str:
-    return uuid.uuid4().hex[:8]
-
-
-def _default_rank(ranks: int) -> int:
-    """This process's rank, where it is beyond doubt."""
-    if ranks == 1:
-        return 0
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks:
-        return dist.get_rank()
-    raise ValueError(f"the cluster has {ranks} ranks, and torch.distributed has not as many: say which one with rank=")
-
-
-def _loader_number(store: PlanStore, rank: int) -> int:
-    """How many loaders this rank made on the store before: the same on all ranks that make theirs in the same order."""
-    with _counting:
-        made = _loaders.setdefault(store, Counter())
-        made[rank] += 1
-        return made[rank] - 1

@@ -196,7 +196,7 @@ class PlanProducer:
         elif self._elsewhere and job.rung == 0 and self._elsewhere.plan(job):
             self._health.count("remote")
         elif answer := self._try(job, slot):
-            self._health.count("made", answer.seconds)
+            self._health.count_plan(answer.seconds)
             if job.rung == 0:
                 self._cache.put(key, answer)
             else:
