@@ -234,7 +234,9 @@ def test_a_planner_follows_a_job_from_start_to_start():
     store = MemoryStore()
     with planners(store) as (server,):
         for run in ("first", "second"):
-            with open_loaders(PAIR, SMALL, REMOTE, store=store, run=run) as loaders:
+            fresh = MemoryStore()  # loaders are numbered anew, as in another process
+            fresh._values, fresh._changed = store._values, store._changed
+            with open_loaders(PAIR, SMALL, REMOTE, store=fresh, run=run) as loaders:
                 assert batches_of(loaders) == expected(2)
                 assert sum(loader.report().remote for loader in loaders) == len(expected(2))
                 hello = store._values["L0/hello"]
