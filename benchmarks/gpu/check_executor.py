@@ -29,7 +29,8 @@ from dyncp.runtime.attention import Finished, run_backward, run_forward
 from dyncp.runtime.buffers import DTYPES
 from dyncp.runtime.dense import dense_attention
 from dyncp.runtime.executor import Executor
-from dyncp.runtime.kernels.api import Score, prepared_kernels
+from dyncp.runtime.kernels.api import Score
+from dyncp.runtime.prepare import prepare
 from dyncp.runtime.transports.local import LocalTransport, run_ranks
 from dyncp.strategies import STRATEGIES, build
 from dyncp.strategies.api import Options
@@ -69,7 +70,7 @@ def on_ranks(plan: Plan, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         rows = (first[sequence.long()] + position).to(device)
         mine = [tensor[rows] for tensor in tensors]
         part = plan.rank(transport.rank)
-        kernels = prepared_kernels(part, "default", "reference", device)
+        kernels = prepare(part, "default", "reference", device)
         executor = Executor(part, "default", kernels, transport, Score(1 / math.sqrt(q.shape[2])), 60.0)
         done: Finished = run_forward(executor, *mine[:3], None)
         dq, dk, dv, _ = run_backward(executor, *mine[:3], None, done, mine[3])

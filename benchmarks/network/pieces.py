@@ -13,9 +13,22 @@ import torch
 from dyncp import masks
 from dyncp.ir.blocks import HAS_KV, HAS_Q, TokenBlocks
 from dyncp.ir.mask import Mask
-from dyncp.ir.plan import FORWARD, Attention, Comps, Copy, Kind, Pass, Place, PlanHeader, Program, Reduction, Slots
+from dyncp.ir.plan import (
+    FORWARD,
+    Attention,
+    Comps,
+    Copy,
+    Kind,
+    Pass,
+    Place,
+    PlanHeader,
+    Program,
+    RankProgram,
+    Reduction,
+    Slots,
+)
 from dyncp.ir.shape import AttentionShape
-from dyncp.runtime.buffers import DTYPES, Buffers, allocate
+from dyncp.runtime.buffers import DTYPES, Buffers, Layout, allocate
 from dyncp.runtime.kernels.api import Score
 from dyncp.runtime.kernels.torch_cpu import TorchCpu
 
@@ -31,7 +44,8 @@ class Piece:
         tokens = TokenBlocks(np.zeros(2), [0, 0], [q, k], [HAS_Q, HAS_KV])
         self.header = PlanHeader("piece", shape, 1, 1, "none", "model", ("default",), (1.0,), tokens, np.zeros(2))
         comps = Comps([0], [Q_BLOCK], [KV_BLOCK], [0, len(mask.slices)], mask.slices)
-        self.kernels = TorchCpu(comps, tokens, CPU)
+        nothing = Program(Slots([], [], [], [], [], []), (), 0, 0)
+        self.kernels = TorchCpu(self.header, RankProgram(comps, nothing, nothing), CPU)
         self.score = Score(1 / math.sqrt(shape.head_dim))
         self.shape = shape
         self.slots: list[tuple[int, int, int, int, int, int]] = []
@@ -54,7 +68,8 @@ class Piece:
     def buffers(self) -> Buffers:
         """Memory for the slots made so far."""
         slots = Slots(*zip(*self.slots, strict=True))
-        return Buffers(self.header, Program(slots, (), self.arena_bytes, 0), self.local, allocate(0, CPU))
+        layout = Layout(self.header, Program(slots, (), self.arena_bytes, 0))
+        return Buffers(layout, self.local, allocate(0, CPU))
 
     def attention(self, pass_: Pass) -> Callable[[], None]:
         """A call that computes the block once for each head group."""

@@ -9,7 +9,7 @@ import torch
 from dyncp.ir.blocks import HAS_KV, HAS_Q, TokenBlocks
 from dyncp.ir.plan import Kind, Place, PlanHeader, Program, Slots
 from dyncp.ir.shape import AttentionShape
-from dyncp.runtime.buffers import Buffers, allocate
+from dyncp.runtime.buffers import Buffers, Layout, Run, allocate
 
 SHAPE = AttentionShape(4, 2, 6, 2, "bfloat16")
 TOKENS = TokenBlocks([0, 0, 0], [0, 3, 8], [3, 8, 10], [HAS_Q | HAS_KV] * 3)
@@ -34,7 +34,7 @@ def buffers():
         "v": torch.arange(10 * 2 * 5).view(10, 2, 5).bfloat16()[:, :, 1:3],
     }
     program = Program(Slots(*zip(*SLOTS, strict=True)), (), 128, 112)
-    return Buffers(HEADER, program, local, allocate(112, torch.device("cpu"))), local
+    return Buffers(Layout(HEADER, program), local, allocate(112, torch.device("cpu"))), local
 
 
 def test_local_slots_are_views_of_rows_and_heads(buffers):
@@ -65,7 +65,8 @@ def test_a_message_is_the_memory_of_its_slots(buffers):
     buffers, _ = buffers
     o, lse = buffers.fields(3)
     k, _ = buffers.fields(4)
-    data = buffers.message([3, 4])
+    place, start, stop = buffers.layout.run([3, 4])
+    data = buffers.message(Run(0, True, place, start, stop))
     assert data.shape == (32 + 48,)
     assert data.data_ptr() == o.data_ptr()
     o.fill_(1.5)
@@ -80,7 +81,7 @@ def test_a_message_is_the_memory_of_its_slots(buffers):
 @pytest.mark.parametrize("slots", [[3, 2], [2, 4], [3, 5], [0]])
 def test_slots_apart_are_no_message(buffers, slots):
     with pytest.raises(AssertionError, match=r"lie one behind the other|packed into scratch"):
-        buffers[0].message(slots)
+        buffers[0].layout.run(slots)
 
 
 def test_nothing_is_zero_and_minus_infinity(buffers):

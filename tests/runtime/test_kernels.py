@@ -21,6 +21,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.kernels import api
 from dyncp.runtime.kernels.reference import merge, visible
 from dyncp.runtime.kernels.torch_cpu import STRIP_ROWS, TorchCpu, cut_into_strips
+from dyncp.runtime.prepare import prepare
 
 KERNELS = list(api.KERNELS)
 
@@ -100,7 +101,7 @@ def test_masks_beyond_the_cache_are_made_anew(monkeypatch):
     monkeypatch.setattr("dyncp.runtime.kernels.torch_cpu.CACHED_MASK_BYTES", room_bytes)
     mask, shape = random_mask(np.random.default_rng(0), 90, 90), AttentionShape(2, 1, 8, dtype="float32")
     plan = block_plan(mask, [30, 60], shape)
-    kernels = api.prepared_kernels(plan.rank(0), "default", "torch_cpu", torch.device("cpu"))
+    kernels = prepare(plan.rank(0), "default", "torch_cpu", torch.device("cpu")).kernels
     masked = [strip for strips in kernels._strips for strip in strips if strip.intervals is not None]
     cached = [strip.mask for strip in masked if strip.mask is not None]
     assert 0 < len(cached) < len(masked)
@@ -212,20 +213,21 @@ def test_no_computation_blocks():
 
 
 def test_choice_of_kernels():
-    assert api.get_kernels("auto", torch.device("cpu")) is TorchCpu
-    assert api.get_kernels("auto", torch.device("cuda")).__name__ == "Reference"
+    assert api.choose_kernels("auto", torch.device("cpu")) is TorchCpu
+    assert api.choose_kernels("auto", torch.device("cuda")).__name__ == "Reference"
     with pytest.raises(ValueError, match="unknown kernels 'fast'; choose one of auto, reference, torch_cpu"):
-        api.get_kernels("fast", torch.device("cpu"))
+        api.choose_kernels("fast", torch.device("cpu"))
     with pytest.raises(ValueError, match="'torch_cpu' got tensors on cuda"):
-        api.get_kernels("torch_cpu", torch.device("cuda"))
+        api.choose_kernels("torch_cpu", torch.device("cuda"))
 
 
-def test_prepared_kernels_go_with_their_plan():
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_what_is_prepared_goes_with_its_plan(kernels):
     plan, cpu = block_plan(masks.causal(8), [3], AttentionShape(2, 1, 8, dtype="float32")), torch.device("cpu")
-    first = api.prepared_kernels(plan.rank(0), "default", "auto", cpu)
-    assert api.prepared_kernels(plan.rank(0), "default", "auto", cpu) is first
-    assert api.prepared_kernels(plan.rank(0), "default", "reference", cpu) is not first
-    gone = weakref.ref(first)
+    first = prepare(plan.rank(0), "default", kernels, cpu)
+    assert prepare(plan.rank(0), "default", kernels, cpu) is first
+    assert prepare(plan.rank(0), "default", "auto", cpu) is not first
+    gone = weakref.ref(first.kernels)
     del plan, first
     gc.collect()
     assert gone() is None

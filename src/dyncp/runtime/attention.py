@@ -16,8 +16,9 @@ from dyncp.ir.blocks import HAS_KV, HAS_Q
 from dyncp.ir.plan import BACKWARD, FORWARD, Plan, PlanHeader, RankPlan
 from dyncp.runtime.buffers import DTYPES, Buffers, allocate
 from dyncp.runtime.executor import Executor
-from dyncp.runtime.kernels.api import Score, prepared_kernels
+from dyncp.runtime.kernels.api import Score
 from dyncp.runtime.kernels.reference import finite
+from dyncp.runtime.prepare import prepare
 from dyncp.runtime.transports.api import Transport
 from dyncp.runtime.transports.local import LocalWorld
 from dyncp.runtime.transports.torch_dist import TorchDistTransport
@@ -94,7 +95,7 @@ def attention(
     timeout_s = _number(
         "timeout_s", timeout_s, FP32.tiny, LONGEST_TIMEOUT_S, f"seconds, above 0 and at most {LONGEST_TIMEOUT_S:g}"
     )
-    made = prepared_kernels(part, mask, kernels, q.device)
+    made = prepare(part, mask, kernels, q.device)
     compared = None
     if q.device.type == "cpu" if compare_digests is None else compare_digests:
         compared = f"scale {score.scale:.6g}, softcap {score.softcap}, {'no ' * (sinks is None)}sinks"
@@ -118,10 +119,9 @@ def run_forward(executor: Executor, q: Tensor, k: Tensor, v: Tensor, sinks: Tens
     rows = (len(q), shape.q_heads)
     o = q.new_zeros((*rows, shape.value_dim), dtype=torch.float32)
     lse = q.new_full((*rows, 1), -math.inf, dtype=torch.float32)
-    program = executor.program(FORWARD)
-    kept = allocate(program.kept_bytes, q.device)
+    kept = allocate(executor.program(FORWARD).kept_bytes, q.device)
     local = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
-    executor.run(FORWARD, Buffers(executor.plan.header, program, local, kept))
+    executor.run(FORWARD, Buffers(executor.prepared.layout(FORWARD), local, kept))
     if sinks is not None:
         with_sinks = torch.logaddexp(lse, sinks.float().view(1, -1, 1))
         o *= torch.exp(lse - finite(with_sinks))
@@ -136,7 +136,7 @@ def run_backward(
     delta = (do.float() * done.out.float()).sum(2, keepdim=True)
     dq, dk, dv = (torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device) for tensor in (q, k, v))
     local = {"q": q, "k": k, "v": v, "do": do, "lse": done.lse, "delta": delta, "dq": dq, "dk": dk, "dv": dv}
-    executor.run(BACKWARD, Buffers(executor.plan.header, executor.program(BACKWARD), local, done.kept))
+    executor.run(BACKWARD, Buffers(executor.prepared.layout(BACKWARD), local, done.kept))
     if sinks is None:
         return dq, dk, dv, None
     # The sink takes exp(sink - lse) of each row's softmax, with a value of zero, so dP - delta is -delta there.

@@ -4,14 +4,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dyncp.ir.arrays import Ints
-from dyncp.ir.plan import FIELDS, Kind, Place, PlanHeader, Program
+from dyncp.ir.plan import FIELDS, CommLaunch, Kind, Place, PlanHeader, Program
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Run(NamedTuple):
+    """One message of a launch: bytes `[start, stop)` of scratch or kept memory."""
+
+    peer: int
+    is_send: bool
+    place: int
+    start: int
+    stop: int
+
+
+class Layout:
+    """What the slots and messages of a program are, whatever the memory: made once, used by every run."""
+
+    def __init__(self, header: PlanHeader, program: Program) -> None:
+        slots = program.slots
+        self.arena_bytes = program.arena_bytes
+        self.fields = {
+            (int(kind), int(wire)): [
+                (field.name, heads, dim, DTYPES[dtype])
+                for field, (heads, dim, dtype) in zip(FIELDS[kind], header.field_layout(kind, wire), strict=True)
+            ]
+            for kind in Kind
+            for wire in (False, True)
+        }
+        tokens = header.tokens.tokens[slots.block]
+        columns = (slots.kind, slots.wire, slots.place, slots.group, slots.offset, tokens)
+        self.slots: list[tuple[int, ...]] = list(zip(*(column.tolist() for column in columns), strict=True))
+        self.messages = {
+            launch: self._messages(launch) for launch in program.instructions if isinstance(launch, CommLaunch)
+        }
+
+    def _messages(self, launch: CommLaunch) -> list[Run]:
+        slots, ptr = launch.slots.tolist(), launch.ptr.tolist()
+        return [
+            Run(peer, bool(send), *self.run(slots[ptr[i] : ptr[i + 1]]))
+            for i, (peer, send) in enumerate(zip(launch.peer.tolist(), launch.send.tolist(), strict=True))
+        ]
+
+    def run(self, slots: list[int]) -> tuple[int, int, int]:
+        """(place, start, stop): the memory of slots that lie one behind the other."""
+        kind, wire, place, _, start, _ = self.slots[slots[0]]
+        assert place != Place.LOCAL, "messages are packed into scratch memory"
+        stop = start
+        for slot in slots:
+            kind, wire, other_place, _, offset, rows = self.slots[slot]
+            assert (other_place, offset) == (place, stop), "the slots of a message lie one behind the other"
+            stop += sum(rows * heads * dim * dtype.itemsize for _, heads, dim, dtype in self.fields[kind, wire])
+        return place, start, stop
 
 
 class Buffers:
@@ -22,30 +73,19 @@ class Buffers:
     when it is first asked for, and once per run.
 
     Args:
-        header, program: the program and the header of its plan.
+        layout: of the program.
         local: the caller's tensors `[rows, all heads, dim]` by field name (see `ir.plan.FIELDS`). Partial results among
             them start from nothing: zeros, and minus infinity for the log-sum-exp.
         kept: memory as `allocate(program.kept_bytes)` gives it.
     """
 
-    def __init__(self, header: PlanHeader, program: Program, local: Mapping[str, Tensor], kept: Tensor) -> None:
-        slots = program.slots
-        memory = {Place.ARENA: allocate(program.arena_bytes, kept.device), Place.KEPT: kept}
+    def __init__(self, layout: Layout, local: Mapping[str, Tensor], kept: Tensor) -> None:
+        self.layout = layout
+        self.local = local
+        self.arena, self.kept = allocate(layout.arena_bytes, kept.device), kept
         self.device = kept.device
-        self._memory = {int(place): tensor for place, tensor in memory.items()}
-        self._local = local
-        self._fields: list[tuple[Tensor, ...] | None] = [None] * len(slots)
-        self._layouts = {
-            (int(kind), int(wire)): [
-                (field.name, heads, dim, DTYPES[dtype])
-                for field, (heads, dim, dtype) in zip(FIELDS[kind], header.field_layout(kind, wire), strict=True)
-            ]
-            for kind in Kind
-            for wire in (False, True)
-        }
-        tokens = header.tokens.tokens[slots.block]
-        columns = (slots.kind, slots.wire, slots.place, slots.group, slots.offset, tokens)
-        self._slots = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._memory = {int(Place.ARENA): self.arena, int(Place.KEPT): kept}
+        self._fields: list[tuple[Tensor, ...] | None] = [None] * len(layout.slots)
 
     def fields(self, slot: int) -> tuple[Tensor, ...]:
         """The fields of a slot, in the order of `FIELDS`, each `[rows, heads, dim]`."""
@@ -56,7 +96,7 @@ class Buffers:
 
     def kind(self, slot: int) -> Kind:
         """What kind of data a slot holds."""
-        return Kind(self._slots[slot][0])
+        return Kind(self.layout.slots[slot][0])
 
     def clear(self, slots: Ints) -> None:
         """Set the partial results in `slots` to nothing."""
@@ -64,26 +104,19 @@ class Buffers:
             fields = self.fields(slot)
             for field in fields:
                 field.zero_()
-            if self._slots[slot][0] == Kind.OUT:
+            if self.kind(slot) == Kind.OUT:
                 fields[1].fill_(-math.inf)
 
-    def message(self, slots: list[int]) -> Tensor:
-        """uint8[bytes]: the memory of slots that lie one behind the other."""
-        kind, wire, place, _, start, _ = self._slots[slots[0]]
-        assert place != Place.LOCAL, "messages are packed into scratch memory"
-        stop = start
-        for slot in slots:
-            kind, wire, other_place, _, offset, rows = self._slots[slot]
-            assert (other_place, offset) == (place, stop), "the slots of a message lie one behind the other"
-            stop += sum(rows * heads * dim * dtype.itemsize for _, heads, dim, dtype in self._layouts[kind, wire])
-        return self._memory[place][start:stop]
+    def message(self, run: Run) -> Tensor:
+        """uint8[bytes]: the memory of a message."""
+        return self._memory[run.place][run.start : run.stop]
 
     def _resolve(self, slot: int) -> tuple[Tensor, ...]:
-        kind, wire, place, group, offset, rows = self._slots[slot]
+        kind, wire, place, group, offset, rows = self.layout.slots[slot]
         views = []
-        for name, heads, dim, dtype in self._layouts[kind, wire]:
+        for name, heads, dim, dtype in self.layout.fields[kind, wire]:
             if place == Place.LOCAL:
-                whole = self._local[name]
+                whole = self.local[name]
                 strides = whole.stride()
                 start = whole.storage_offset() + offset * strides[0] + group * heads * strides[1]
                 views.append(whole.as_strided((rows, heads, dim), strides, start))

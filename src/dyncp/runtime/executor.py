@@ -20,8 +20,9 @@ from dyncp.ir.plan import (
     RankPlan,
     Reduction,
 )
-from dyncp.runtime.buffers import Buffers
-from dyncp.runtime.kernels.api import Kernels, Score
+from dyncp.runtime.buffers import Buffers, Run
+from dyncp.runtime.kernels.api import Score
+from dyncp.runtime.prepare import Prepared
 from dyncp.runtime.transports.api import Handle, Message, Transport, TransportError
 
 COMPARED_BYTES = 256  # of a message of `compare_ranks`, whatever the plan
@@ -33,7 +34,8 @@ class Executor:
 
     Args:
         plan, mask: what to run.
-        kernels, transport: with what.
+        prepared: what was made ready for them.
+        transport: to the other ranks.
         score: how scores are made.
         timeout_s: the longest that one step's messages may take.
         compared: before each pass, make sure that all ranks run the same: this plan, pass and mask, and what these
@@ -42,7 +44,7 @@ class Executor:
 
     plan: RankPlan
     mask: str
-    kernels: Kernels
+    prepared: Prepared
     transport: Transport
     score: Score
     timeout_s: float
@@ -63,19 +65,20 @@ class Executor:
         if self.compared is not None:
             self._compare(pass_, buffers.device, self.compared)
         instructions = self.program(pass_).instructions
+        kernels, messages = self.prepared.kernels, self.prepared.layout(pass_).messages
+        attend = kernels.attend_backward if pass_ is BACKWARD else kernels.attend
         in_flight: dict[int, tuple[Handle, CommLaunch]] = {}
         for number, instruction in enumerate(instructions):
             match instruction:
                 case Attention():
-                    attend = self.kernels.attend_backward if pass_ is BACKWARD else self.kernels.attend
                     attend(buffers, instruction, self.score)
                 case Reduction():
-                    self.kernels.reduce(buffers, instruction)
+                    kernels.reduce(buffers, instruction)
                 case Copy():
-                    self.kernels.copy(buffers, instruction)
+                    kernels.copy(buffers, instruction)
                 case CommLaunch():
                     try:
-                        handle = self.transport.start(*_messages(buffers, instruction))
+                        handle = self.transport.start(*_messages(buffers, messages[instruction]))
                     except TransportError as error:
                         self._fail(error, pass_, number, instruction)
                     in_flight[instruction.step] = handle, instruction
@@ -109,13 +112,12 @@ class Executor:
         ) from error
 
 
-def _messages(buffers: Buffers, launch: CommLaunch) -> tuple[list[Message], list[Message]]:
+def _messages(buffers: Buffers, runs: list[Run]) -> tuple[list[Message], list[Message]]:
     """What a launch sends and what it receives."""
-    slots, ptr = launch.slots.tolist(), launch.ptr.tolist()
     sends: list[Message] = []
     receives: list[Message] = []
-    for i, (peer, send) in enumerate(zip(launch.peer.tolist(), launch.send.tolist(), strict=True)):
-        (sends if send else receives).append((peer, buffers.message(slots[ptr[i] : ptr[i + 1]])))
+    for run in runs:
+        (sends if run.is_send else receives).append((run.peer, buffers.message(run)))
     return sends, receives
 
 

@@ -1,19 +1,20 @@
-"""What the executor needs of kernels, the choice among them, and what they keep between runs of a plan."""
+"""What the executor needs of kernels, and the choice among them."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-from weakref import WeakKeyDictionary
+from functools import cache
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import TokenBlocks
-from dyncp.ir.plan import Attention, Comps, Copy, RankPlan, RankProgram, Reduction
+from dyncp.ir.plan import Attention, Comps, Copy, PlanHeader, RankProgram, Reduction
 from dyncp.runtime.buffers import Buffers
 
 
@@ -26,10 +27,10 @@ class Score:
 
 
 class Kernels(Protocol):
-    """The computing instructions. An instance is made for one device and for the computation blocks of one rank under
-    one mask, whose tables it may prepare once; it holds no data of a run.
+    """The computing instructions. An instance is made for one device and for what one rank does under one mask, whose
+    tables it may prepare once; it holds no data of a run, and no reference to the `RankProgram`, with which it goes.
 
-    All operations accumulate in fp32, in the order of the instruction.
+    All operations accumulate in fp32, in an order that the plan fixes: the same plan and inputs give the same bits.
     """
 
     def attend(self, buffers: Buffers, instruction: Attention, score: Score) -> None:
@@ -55,43 +56,58 @@ class Kernels(Protocol):
         ...
 
 
-KernelFactory = Callable[[Comps, TokenBlocks, torch.device], Kernels]
+KernelFactory = Callable[[PlanHeader, RankProgram, torch.device], Kernels]
 
-# name -> (module, class); imported on first use
+
+class Choice(NamedTuple):
+    """Kernels that can be chosen by name."""
+
+    module: str  # imported at first use
+    factory: str
+    devices: tuple[str, ...]  # types that they run on; none: all
+    package: str | None = None  # that must be installed
+
+
 KERNELS = {
-    "reference": ("dyncp.runtime.kernels.reference", "Reference"),
-    "torch_cpu": ("dyncp.runtime.kernels.torch_cpu", "TorchCpu"),
+    "reference": Choice("dyncp.runtime.kernels.reference", "Reference", ()),
+    "torch_cpu": Choice("dyncp.runtime.kernels.torch_cpu", "TorchCpu", ("cpu",)),
 }
+FASTEST = {"cpu": ("torch_cpu",)}  # by type of device: the first that is installed
 
 
-def get_kernels(name: str, device: torch.device) -> KernelFactory:
-    """Kernels by name; `auto` takes the fastest that run on the device.
+def choose_kernels(name: str, device: torch.device) -> KernelFactory:
+    """Kernels by name; `auto` takes the fastest that run on the device, and says in the log which these are.
 
     Raises:
-        ValueError: an unknown name, or kernels that do not run on the device.
+        ValueError: an unknown name, kernels that do not run on the device, or a package that is not installed.
     """
     if name == "auto":
-        name = "torch_cpu" if device.type == "cpu" else "reference"
+        name = fastest_kernels(device)
     if name not in KERNELS:
         raise ValueError(f"unknown kernels {name!r}; choose one of auto, {', '.join(KERNELS)}")
-    if name == "torch_cpu" and device.type != "cpu":
-        raise ValueError(f"kernels 'torch_cpu' got tensors on {device}; move them to the CPU or choose 'reference'")
-    module, factory = KERNELS[name]
-    made: KernelFactory = getattr(importlib.import_module(module), factory)
+    choice = KERNELS[name]
+    if choice.devices and device.type not in choice.devices:
+        raise ValueError(
+            f"kernels {name!r} got tensors on {device}; move them to {' or '.join(choice.devices)}, or choose 'auto'"
+        )
+    if not is_installed(choice):
+        raise ValueError(f"kernels {name!r} need the package {choice.package}, which is not installed")
+    made: KernelFactory = getattr(importlib.import_module(choice.module), choice.factory)
     return made
 
 
-# Kernels of the programs in use: all layers of a model and both passes share them, and they go with the program.
-_prepared: WeakKeyDictionary[RankProgram, dict[tuple[str, torch.device], Kernels]] = WeakKeyDictionary()
+@cache
+def fastest_kernels(device: torch.device) -> str:
+    """What `auto` stands for on a device."""
+    fit = [name for name in FASTEST.get(device.type, ()) if is_installed(KERNELS[name])]
+    name = fit[0] if fit else "reference"
+    logging.getLogger("dyncp").info("kernels for tensors on %s: %s", device.type, name)
+    return name
 
 
-def prepared_kernels(plan: RankPlan, mask: str, name: str, device: torch.device) -> Kernels:
-    """Kernels for one rank and mask of a plan, made at first use and kept as long as its program."""
-    program = plan.program(mask)
-    made = _prepared.setdefault(program, {})
-    if (name, device) not in made:
-        made[name, device] = get_kernels(name, device)(program.comps, plan.header.tokens, device)
-    return made[name, device]
+def is_installed(choice: Choice) -> bool:
+    """Whether the package that kernels need is there."""
+    return choice.package is None or importlib.util.find_spec(choice.package) is not None
 
 
 def mask_patterns(comps: Comps, tokens: TokenBlocks) -> tuple[list[int], list[tuple[Ints, int]]]:

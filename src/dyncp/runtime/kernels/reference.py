@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dyncp.ir.blocks import TokenBlocks
-from dyncp.ir.plan import Attention, Comps, Copy, Kind, Reduction
+from dyncp.ir.plan import Attention, Copy, Kind, PlanHeader, RankProgram, Reduction
 from dyncp.runtime.buffers import Buffers
 from dyncp.runtime.kernels.api import Score, mask_patterns
 
@@ -17,9 +16,9 @@ from dyncp.runtime.kernels.api import Score, mask_patterns
 class Reference:
     """Kernels in plain torch; see `Kernels`."""
 
-    def __init__(self, comps: Comps, tokens: TokenBlocks, device: torch.device) -> None:
-        self._pattern, patterns = mask_patterns(comps, tokens)
-        self._masks = [(torch.from_numpy(rows.copy()).to(device), keys) for rows, keys in patterns]
+    def __init__(self, header: PlanHeader, program: RankProgram, device: torch.device) -> None:
+        self.pattern, patterns = mask_patterns(program.comps, header.tokens)
+        self.masks = [(torch.from_numpy(rows.copy()).to(device), keys) for rows, keys in patterns]
 
     def attend(self, buffers: Buffers, instruction: Attention, score: Score) -> None:
         buffers.clear(instruction.fresh)
@@ -61,7 +60,7 @@ class Reference:
         copy(buffers, instruction)
 
     def _visible(self, comp: int) -> Tensor:
-        rows, keys = self._masks[self._pattern[comp]]
+        rows, keys = self.masks[self.pattern[comp]]
         return visible(rows, 0, keys)
 
 

@@ -10,7 +10,6 @@ infinity before the scale is applied, so it takes a positive scale.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,10 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dyncp.ir.arrays import Ints
-from dyncp.ir.blocks import TokenBlocks
-from dyncp.ir.plan import Attention, Comps, Copy, Reduction
+from dyncp.ir.plan import Attention, Copy, PlanHeader, RankProgram, Reduction
 from dyncp.runtime.buffers import Buffers
-from dyncp.runtime.kernels.api import Score, mask_patterns
+from dyncp.runtime.kernels.api import Score
 from dyncp.runtime.kernels.reference import Reference, copy, items, merge, reduce, visible
 
 STRIP_ROWS = 512  # rows that share a range of keys; the operator itself works through keys 512 at a time
@@ -66,13 +64,13 @@ class TorchCpu:
     are sent or finished; the operator is hardly faster in bf16.
     """
 
-    def __init__(self, comps: Comps, tokens: TokenBlocks, device: torch.device) -> None:
-        self._made_for = comps, tokens, device
-        self._pattern, patterns = mask_patterns(comps, tokens)
+    def __init__(self, header: PlanHeader, program: RankProgram, device: torch.device) -> None:
+        self._reference = Reference(header, program, device)
+        self._pattern = self._reference.pattern
         self._strips: list[list[Strip]] = []
         room_bytes = CACHED_MASK_BYTES
-        for rows, _ in patterns:
-            strips = cut_into_strips(rows)
+        for rows, _ in self._reference.masks:
+            strips = cut_into_strips(rows.numpy())
             for i, strip in enumerate(strips):
                 if strip.intervals is not None:
                     size_bytes = 4 * (strip.rows.stop - strip.rows.start) * (strip.keys.stop - strip.keys.start)
@@ -80,10 +78,6 @@ class TorchCpu:
                         room_bytes -= size_bytes
                         strips[i] = replace(strip, mask=strip.additive_mask())
             self._strips.append(strips)
-
-    @cached_property
-    def _reference(self) -> Reference:
-        return Reference(*self._made_for)
 
     def attend(self, buffers: Buffers, instruction: Attention, score: Score) -> None:
         if score.softcap is not None:
