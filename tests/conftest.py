@@ -8,6 +8,7 @@ from hypothesis import settings
 # before torch is imported, and inherited by processes that tests start
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+os.environ["TRITON_INTERPRET"] = "1"  # there is no GPU; tests that compile kernels do it in processes without this
 
 settings.register_profile("dyncp", derandomize=True, deadline=None, max_examples=25, print_blob=True)
 settings.load_profile("dyncp")

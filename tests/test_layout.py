@@ -22,7 +22,7 @@ ALLOWED = {
     "planner": {"ir", "masks", "jit", "cost"},
     "strategies": {"ir", "masks", "cost", "planner"},
     "simulator": {"ir", "cost"},
-    "runtime": {"ir"},
+    "runtime": {"ir", "jit"},
     "lookahead": {"ir", "masks", "strategies"},
 }
 # folder -> the packages from outside that it must not import

@@ -71,8 +71,11 @@ class Choice(NamedTuple):
 KERNELS = {
     "reference": Choice("dyncp.runtime.kernels.reference", "Reference", ()),
     "torch_cpu": Choice("dyncp.runtime.kernels.torch_cpu", "TorchCpu", ("cpu",)),
+    "flex": Choice("dyncp.runtime.kernels.flex", "Flex", ("cuda",)),
+    "flash": Choice("dyncp.runtime.kernels.flash", "Flash", ("cuda",)),
+    "triton": Choice("dyncp.runtime.kernels.triton", "Triton", ("cuda", "cpu"), "triton"),
 }
-FASTEST = {"cpu": ("torch_cpu",)}  # by type of device: the first that is installed
+FASTEST = {"cpu": ("torch_cpu",), "cuda": ("triton",)}  # by type of device: the first that is installed
 
 
 def choose_kernels(name: str, device: torch.device) -> KernelFactory:

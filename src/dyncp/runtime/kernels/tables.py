@@ -1,0 +1,262 @@
+"""Tables that tell Triton's kernels what the attention instructions of a program do, made once.
+
+A launch has a table of *programs*, a row for each line of tiles that is written, the longest first; and tables of
+*runs*, rows of consecutive tiles that a program visits. Places and positions of slots come behind the columns that all
+have: of a program what its items read and then what they write, of a run what its item reads of the other side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dyncp.ir.arrays import Ints
+from dyncp.ir.plan import FIELDS, Attention, Kind, Pass, Place, PlanHeader, Program
+from dyncp.ir.shape import ITEMSIZE
+from dyncp.jit import jit
+from dyncp.runtime.kernels.tiles import FULL, Cut, Patterns, Tiling, cut
+
+STATS_UNIT = 4  # bytes that positions of log-sum-exps and deltas count
+MOST_UNIT = 16  # bytes that other positions count, where all of a launch are multiples; a load of a thread at most
+MOST_POSITION = 2**31 - 1
+
+PROGRAM_WIDTH, RUN_WIDTH = 20, 12
+# the columns that all programs have; then come the places and positions that one reads and writes
+GROUP, FIRST, EXTENT, FRESH, FULL_RUN, FULL_TILES, MASKED_RUN, MASKED_TILES, OF_QUERIES, OPERANDS = range(10)
+# the columns that all runs have; then come places and positions
+RUN_FIRST, RUN_TILES, RUN_EXTENT, RUN_PLANE, RUN_ROWS, RUN_OPERANDS = range(6)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """The slots of a program as columns.
+
+    Args:
+        header, program: the slots' plan and program.
+    """
+
+    header: PlanHeader
+    program: Program
+
+    def tokens(self, slots: Ints) -> Ints:
+        """int64[n]: tokens of slots."""
+        tokens: Ints = self.header.tokens.tokens[self.program.slots.block[slots]].astype("int64")
+        return tokens
+
+    def place(self, slots: Ints) -> Ints:
+        """int64[n]: places of slots."""
+        place: Ints = self.program.slots.place[slots].astype("int64")
+        return place
+
+    def offset(self, slots: Ints, number: int) -> Ints:
+        """int64[n]: where a field of slots begins: a row of the caller's tensors, or bytes."""
+        all_slots = self.program.slots
+        offset = all_slots.offset[slots].astype("int64")
+        tokens = self.tokens(slots)
+        before = np.zeros(len(slots), "int64")
+        for kind in np.unique(all_slots.kind[slots]).tolist():
+            for wire in (False, True):
+                layout = self.header.field_layout(Kind(kind), wire)[:number]
+                of_kind = (all_slots.kind[slots] == kind) & (all_slots.wire[slots] == wire)
+                before[of_kind] = sum(heads * dim * ITEMSIZE[dtype] for heads, dim, dtype in layout)
+        moved: Ints = offset + np.where(self.place(slots) == Place.LOCAL, 0, tokens * before)
+        return moved
+
+    def in_wire_dtype(self, slots: Ints) -> Ints:
+        """bool[n]: whether slots hold partial results in the dtype of the model."""
+        some, half = self.program.slots, self.header.wire == "model" and self.header.shape.dtype != "float32"
+        partial = np.isin(some.kind[slots], [kind for kind in Kind if kind.is_partial])
+        in_wire: Ints = (some.wire[slots] > 0) & partial & half
+        return in_wire
+
+    def unit(self, slots: Ints) -> int:
+        """The largest number of bytes, MOST_UNIT at most, of which all positions of these slots in memory are
+        multiples, those of statistics left aside."""
+        unit = MOST_UNIT
+        for kind in Kind:
+            some = slots[(self.program.slots.kind[slots] == kind) & (self.place(slots) != Place.LOCAL)]
+            for number, field in enumerate(FIELDS[kind]):
+                if field.dim != "one":
+                    unit = int(np.gcd.reduce(self.offset(some, number), initial=unit))
+        return unit
+
+    def operands(self, kind: Kind, slots: Ints, unit: int) -> Ints:
+        """int64[n, 1 + fields]: place of slots of a kind, and the position of each field; 0 for slot -1.
+
+        Raises:
+            ValueError: a position beyond what tables hold.
+        """
+        some = slots[slots >= 0]
+        fields = FIELDS[kind]
+        assert (self.program.slots.kind[some] == kind).all(), "slots of one kind"
+        columns = np.zeros((len(slots), 1 + len(fields)), "int64")
+        place = columns[slots >= 0, 0] = self.place(some)
+        for number, field in enumerate(fields):
+            offset = self.offset(some, number)
+            offset = np.where(place == Place.LOCAL, offset, offset // (STATS_UNIT if field.dim == "one" else unit))
+            if offset.max(initial=0) > MOST_POSITION:
+                raise ValueError(
+                    f"scratch memory of {self.program.arena_bytes >> 20} MiB is more than the tables of GPU kernels "
+                    "can address: use smaller batches, more ranks, or a plan with keep='none'"
+                )
+            columns[slots >= 0, 1 + number] = offset
+        return columns
+
+
+class Masks:
+    """The masks of a rank's computation blocks, for one pass.
+
+    Args:
+        pass_: of the instructions.
+        of_comp: int64[n], the pattern of each computation block.
+        patterns: see there.
+    """
+
+    def __init__(self, pass_: Pass, of_comp: Ints, patterns: Patterns) -> None:
+        self.pass_, self.of_comp, self.patterns = pass_, of_comp, patterns
+        self._cuts: dict[Tiling, Cut] = {}
+
+    def cut(self, tiling: Tiling) -> Cut:
+        """The patterns cut into tiles, once."""
+        if tiling not in self._cuts:
+            self._cuts[tiling] = cut(self.patterns, tiling)
+        return self._cuts[tiling]
+
+
+class Tables(NamedTuple):
+    """Of one division."""
+
+    programs: Ints  # int64[P, PROGRAM_WIDTH]
+    runs: tuple[Ints, ...]  # int64[K, RUN_WIDTH] each: in the forward one; in the backward those of keys and of queries
+    unit: int
+
+
+def forward_tables(slots: SlotTable, instruction: Attention, masks: Masks, tiling: Tiling) -> Tables:
+    """Tables of a division of the forward."""
+    q, kv = instruction.reads.astype("int64").T
+    lines = lines_of(slots, instruction, 0, masks, tiling)
+    unit = slots.unit(np.concatenate([q, kv, lines.slot]))
+    q_of_program = _slots_of(q, instruction.writes[:, 0], lines)
+    columns = [slots.operands(Kind.Q, q_of_program, unit), slots.operands(Kind.OUT, lines.slot, unit)]
+    put(lines.programs, OPERANDS, *columns)
+    put(lines.runs, RUN_OPERANDS, slots.operands(Kind.KV, kv[lines.run_item], unit))
+    return Tables(lines.programs[longest_first(lines.programs)], (lines.runs,), unit)
+
+
+def backward_tables(
+    slots: SlotTable, instruction: Attention, masks: Masks, key_tiling: Tiling, query_tiling: Tiling
+) -> Tables:
+    """Tables of a division of the backward."""
+    q, do, stats, kv = instruction.reads.astype("int64").T
+    dq, dkv = instruction.writes.astype("int64").T
+    of_queries = {Kind.Q: q, Kind.DO: do, Kind.STATS: stats}
+    queries = lines_of(slots, instruction, 0, masks, query_tiling)
+    keys = lines_of(slots, instruction, 1, masks, key_tiling)
+    unit = slots.unit(np.concatenate([q, do, kv, queries.slot, keys.slot]))
+    kv_of_program = slots.operands(Kind.KV, _slots_of(kv, dkv, keys), unit)
+    put(keys.programs, OPERANDS, kv_of_program, slots.operands(Kind.DKV, keys.slot, unit))
+    put(keys.runs, RUN_OPERANDS, *(slots.operands(kind, of_queries[kind][keys.run_item], unit) for kind in of_queries))
+    reads = (slots.operands(kind, _slots_of(read, dq, queries), unit) for kind, read in of_queries.items())
+    put(queries.programs, OPERANDS, *reads, slots.operands(Kind.DQ, queries.slot, unit))
+    put(queries.runs, RUN_OPERANDS, slots.operands(Kind.KV, kv[queries.run_item], unit))
+    programs = np.concatenate([keys.programs, queries.programs])
+    return Tables(programs[longest_first(programs)], (keys.runs, queries.runs), unit)
+
+
+def _slots_of(read: Ints, written: Ints, lines: Lines) -> Ints:
+    """int64[P]: the slot that each program reads, of those that its items read; -1 without items."""
+    slots = np.where(lines.item >= 0, np.append(read, -1)[lines.item], -1)
+    _, first, number = np.unique(written, return_index=True, return_inverse=True)
+    assert (read == read[first][number]).all(), "what adds to a slot reads one of each kind"
+    return slots
+
+
+def put(table: Ints, column: int, *columns: Ints) -> None:
+    """Fill in columns of a table from `column` on."""
+    values = np.concatenate(columns, axis=1)
+    table[:, column : column + values.shape[1]] = values
+
+
+class Lines(NamedTuple):
+    """Programs and runs of one tiling of one instruction, before places and positions are filled in."""
+
+    programs: Ints  # int64[P, PROGRAM_WIDTH]
+    runs: Ints  # int64[K, RUN_WIDTH]
+    slot: Ints  # int64[P], the slot that each program writes
+    item: Ints  # int64[P], the first item that writes it (-1 for a slot that is only cleared)
+    run_item: Ints  # int64[K], the item of each run
+
+
+def lines_of(slots: SlotTable, instruction: Attention, written: int, masks: Masks, tiling: Tiling) -> Lines:
+    """What one division does to one of the kinds that it writes, column `written` of its `writes`."""
+    of_items, fresh = instruction.writes[:, written].astype("int64"), instruction.fresh.astype("int64")
+    pattern, patterns, pieces = masks.of_comp[instruction.comp], masks.patterns, masks.cut(tiling)
+    kind = slots.program.slots.kind
+    alone = fresh[(kind[fresh] == masks.pass_.writes[written]) & ~np.isin(fresh, of_items)]
+    out, number = np.unique(np.concatenate([of_items, alone]), return_inverse=True)
+    order = np.argsort(number[: len(of_items)], kind="stable")
+    ptr = np.searchsorted(number[order], np.arange(len(out) + 1))
+    first_item = np.where(ptr[:-1] < ptr[1:], np.append(order, -1)[ptr[:-1]], -1)
+    tokens = slots.tokens(out)
+    lines = tiling.lines(tokens, tokens)
+    runs_of_pattern = np.diff(pieces.run_ptr[pieces.line_ptr])
+    programs = np.zeros((int(lines.sum()), PROGRAM_WIDTH), "int64")
+    runs = np.zeros((int(runs_of_pattern[pattern].sum()), RUN_WIDTH), "int64")
+    slot_line = np.repeat(np.arange(len(out)), lines)
+    run_item, run_plane = np.empty((2, len(runs)), "int64")
+    assemble(order, ptr, lines, pattern, tuple(pieces), programs, runs, run_item, run_plane)
+    programs[:, GROUP] = slots.program.slots.group[out][slot_line]
+    programs[:, FIRST] *= tiling.block_n if tiling.by_keys else tiling.block_m
+    programs[:, EXTENT] = (tokens if tiling.by_keys else tokens * tiling.heads)[slot_line]
+    programs[:, FRESH] = np.isin(out, fresh)[slot_line]
+    programs[:, OF_QUERIES] = not tiling.by_keys
+    of_run = pattern[run_item]
+    runs[:, RUN_EXTENT] = (patterns.rows * tiling.heads if tiling.by_keys else patterns.keys)[of_run]
+    runs[:, RUN_PLANE] = patterns.base[of_run] + 2 * np.maximum(run_plane, 0) * patterns.rows[of_run]
+    runs[:, RUN_ROWS] = patterns.rows[of_run]
+    return Lines(programs, runs, out[slot_line], first_item[slot_line], run_item)
+
+
+@jit
+def assemble(
+    order: Ints,
+    ptr: Ints,
+    lines: Ints,
+    pattern: Ints,
+    pieces: tuple[Ints, ...],
+    programs: Ints,
+    runs: Ints,
+    run_item: Ints,
+    run_plane: Ints,
+) -> None:
+    """Collect the runs of each line of each slot from its items `order[ptr[s]:ptr[s + 1]]`, full ones first."""
+    line_ptr, run_ptr, cut_runs = pieces
+    program = at = 0
+    for slot in range(len(lines)):
+        for line in range(lines[slot]):
+            programs[program, FIRST] = line
+            for masked in range(2):
+                begin, tiles = at, 0
+                for i in range(ptr[slot], ptr[slot + 1]):
+                    of_line = line_ptr[pattern[order[i]]] + line
+                    for run in range(run_ptr[of_line], run_ptr[of_line + 1]):
+                        if (cut_runs[run, 2] == FULL) != (masked == 0):
+                            continue
+                        runs[at, RUN_FIRST], runs[at, RUN_TILES] = cut_runs[run, 0], cut_runs[run, 1]
+                        run_item[at], run_plane[at] = order[i], cut_runs[run, 2]
+                        tiles += cut_runs[run, 1]
+                        at += 1
+                programs[program, FULL_RUN + 2 * masked] = begin
+                programs[program, FULL_TILES + 2 * masked] = tiles
+            program += 1
+
+
+def longest_first(programs: Ints) -> Ints:
+    """int64[P]: the order of programs in which a chip is filled best: those with most tiles first; without those that
+    have nothing to do."""
+    tiles = programs[:, FULL_TILES] + programs[:, MASKED_TILES]
+    useful = np.flatnonzero((tiles > 0) | (programs[:, FRESH] > 0))
+    order: Ints = useful[np.argsort(-tiles[useful], kind="stable")]
+    return order

@@ -1,0 +1,69 @@
+"""Tables on their way to a GPU: collected on the host, sent in one copy, beside what the GPU computes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dyncp.ir.arrays import Ints
+
+ALIGN = 4  # int32s at which every table begins, so that compiled kernels find the same alignment in all of them
+
+
+class Upload:
+    """Tables in the order they were added, and where each will be."""
+
+    def __init__(self) -> None:
+        self._tables: list[Ints] = []
+        self._size = 0
+
+    def add(self, table: Ints) -> slice:
+        """Add a table of whole numbers below 2^31; returns where it will be."""
+        start = self._size
+        self._size += -(-table.size // ALIGN) * ALIGN
+        self._tables.append(table)
+        return slice(start, start + table.size)
+
+    def send(self, device: torch.device) -> DeviceTables:
+        """Send all tables."""
+        on_gpu = device.type == "cuda"
+        host = torch.zeros(self._size, dtype=torch.int32, pin_memory=on_gpu)
+        start, numbers = 0, host.numpy()
+        for table in self._tables:
+            numbers[start : start + table.size] = table.ravel()
+            start += -(-table.size // ALIGN) * ALIGN
+        return DeviceTables(host, device)
+
+
+class DeviceTables:
+    """int32 tables in the memory of a device.
+
+    A GPU gets them on a stream of their own, so they may be sent while another plan runs, from any thread, and nobody
+    waits but the streams that use them, until they are there.
+
+    Args:
+        host: int32[n]; pinned for a GPU.
+        device: where they go.
+    """
+
+    def __init__(self, host: Tensor, device: torch.device) -> None:
+        self._streams: set[torch.cuda.Stream] = set()  # that have waited
+        if device.type != "cuda":
+            self.memory = host.to(device)
+            return
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            self.memory = host.to(device, non_blocking=True)
+            self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._sent.record()
+
+    def use(self) -> None:
+        """Say that the current stream will use the tables."""
+        if self.memory.is_cuda:
+            stream = torch.cuda.current_stream(self.memory.device)
+            if stream not in self._streams:
+                # A graph can be captured only of what has run before; then the tables have long been there.
+                if not torch.cuda.is_current_stream_capturing():
+                    stream.wait_event(self._sent)
+                self.memory.record_stream(stream)
+                self._streams.add(stream)
+
