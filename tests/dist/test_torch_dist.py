@@ -68,11 +68,23 @@ def test_over_nccl_both_sides_of_a_pair_have_one_order():
     assert [(peer, is_send) for peer, is_send, _ in crowd] == [(0, True), (1, False), (3, True)]
 
 
-def test_both_passes_equal_dense_attention_and_the_local_transport(healthy):
-    for result in healthy.values():
-        assert all(error < 1 for error in result["both_passes"]["errors"].values())
-        assert all(result["both_passes"]["same_bits"].values())
-        assert len(result["both_passes"]["errors"]) == 12
+@pytest.mark.parametrize("how", ["p2p", "all_to_all", "p2p as on GPUs", "all_to_all as on GPUs"])
+def test_both_passes_equal_dense_attention_and_the_local_transport(healthy, how):
+    for checks in healthy.values():
+        result = {
+            "p2p": checks["both_passes"],
+            "all_to_all": checks["all_to_all"],
+            **{f"{exchange} as on GPUs": result for exchange, result in checks["as_on_gpus"].items()},
+        }[how]
+        assert all(error < 1 for error in result["errors"].values())
+        assert all(result["same_bits"].values())
+        assert len(result["errors"]) == 20
+
+
+def test_some_ranks_have_no_messages_in_steps_of_others(healthy):
+    steps = [healthy[rank]["both_passes"]["steps"] for rank in range(RANKS)]
+    assert [each["idle"] for each in steps] == [[1, 5], [1, 2, 3, 5], [1, 2, 3, 5]]
+    assert [each["silent"] for each in steps] == [[], [1, 3], [1, 3]]
 
 
 def test_a_group_has_its_own_ranks(healthy):
@@ -89,14 +101,15 @@ def test_a_rank_outside_of_the_group_is_refused(healthy):
     assert re.match("group is .*; expected a process group that this process is in", healthy[0]["subgroup"]["message"])
 
 
+@pytest.mark.parametrize("check", ["different_plans", "different_plans_all_to_all"])
 @pytest.mark.parametrize("kind", ["shorter", "longer", "strategy", "mask"])
-def test_ranks_that_run_different_things_are_told(healthy, kind):
+def test_ranks_that_run_different_things_are_told(healthy, kind, check):
     """Whatever the sizes of messages: a longer one than expected would end the process."""
-    messages = [healthy[rank]["different_plans"][kind] for rank in range(RANKS)]
+    messages = [healthy[rank][check][kind] for rank in range(RANKS)]
     for rank, other in ((0, 2), (1, 2), (2, 0)):
         assert messages[rank].startswith(f"rank {rank} runs the forward pass of plan ")
         assert f"; but rank {other} runs the forward pass of plan " in messages[rank]
-    assert all(healthy[rank]["different_plans"]["same"] is None for rank in range(RANKS))
+    assert all(healthy[rank][check]["same"] is None for rank in range(RANKS))
 
 
 def test_a_plan_for_another_world_is_refused(healthy):
@@ -115,6 +128,13 @@ def test_a_lost_peer_is_named_within_the_time_out(scenario, limit_s, tmp_path):
         assert result["seconds"] < limit_s
     assert re.search(r": rank 0: receive from rank 2 \(\d+ bytes\) (failed|could not start)", results[0]["message"])
     assert re.search(r": rank 1: send to rank 2 \(\d+ bytes\) (failed|could not start)", results[1]["message"])
+
+
+def test_a_peer_lost_in_an_all_to_all_is_named_among_the_peers(tmp_path):
+    for rank, result in start("killed_peer_all_to_all", tmp_path).items():
+        assert result["message"].startswith(f"rank {rank}, forward pass, mask 'default', instruction ")
+        assert re.search(rf": rank {rank}: .*rank 2 \(\d+ bytes\).* (failed|could not start)", result["message"])
+        assert result["seconds"] < 30
 
 
 def test_a_peer_lost_before_the_comparison_is_named(tmp_path):

@@ -10,35 +10,72 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from builders import SHAPE, causal_batch, planned
+from builders import SHAPE, causal_batch, planned, random_layout
 from runtime.compare import TOLERANCE, dense, distributed, random_tensors, rank_attention, relative_error
 
 from dyncp import masks
 from dyncp.ir.batch import Batch, Sequence
-from dyncp.ir.plan import Plan
+from dyncp.ir.cluster import Cluster
+from dyncp.ir.plan import CommLaunch, Plan
 from dyncp.runtime.attention import attention
+from dyncp.runtime.transports import torch_dist
 from dyncp.runtime.transports.api import TransportError
 from dyncp.runtime.transports.torch_dist import TorchDistTransport
+from dyncp.strategies import lower_layout
+from dyncp.strategies.api import Options
 
 BATCH = causal_batch(61, 20, 7)
+IDLE, SILENT = causal_batch(20), causal_batch(16)
 
 
-def both_passes(rank: int, ranks: int) -> dict:
+def random_plan(batch: Batch, ranks: int) -> Plan:
+    """A plan with blocks placed at random."""
+    cluster, options = Cluster(1, ranks), Options(block_tokens=8)
+    layout = random_layout(np.random.default_rng(6), batch, cluster, options)
+    return lower_layout(layout, batch, SHAPE, cluster, "random", options)
+
+
+def both_passes(rank: int, ranks: int, group: Any = None) -> dict:
     """The largest relative error to dense attention, and whether the bits are those of the local transport."""
-    tensors, result = random_tensors(BATCH, SHAPE), {"errors": {}, "same_bits": {}}
-    want = dense(tensors)
-    for strategy, keep in (("ring", "none"), ("zigzag", "all"), ("data_parallel", "kv")):
-        plan = planned(BATCH, ranks, strategy, keep=keep).plan
-        got = rank_attention(tensors, plan, None, rank)
-        whole = distributed(tensors, plan)
+    result = {"errors": {}, "same_bits": {}}
+    strategies = (("ring", "none"), ("zigzag", "all"), ("data_parallel", "kv"))
+    cases = [(name, BATCH, planned(BATCH, ranks, name, keep=keep).plan) for name, keep in strategies]
+    # Rank 0 has no messages in some of the steps, and none at all.
+    cases += [(name, batch, random_plan(batch, ranks)) for name, batch in (("idle", IDLE), ("silent", SILENT))]
+    for case, batch, plan in cases:
+        tensors = random_tensors(batch, SHAPE)
+        want, got, whole = dense(tensors), rank_attention(tensors, plan, group, rank), distributed(tensors, plan)
         for name, value in got.items():
             own = tensors.rows(plan, rank, 1 if name in ("out", "dq") else 2)
-            result["errors"][f"{strategy} {name}"] = relative_error(value, want[name][own]) / TOLERANCE["float32"]
-            result["same_bits"][f"{strategy} {name}"] = torch.equal(value, whole[name][own])
+            result["errors"][f"{case} {name}"] = relative_error(value, want[name][own]) / TOLERANCE["float32"]
+            result["same_bits"][f"{case} {name}"] = torch.equal(value, whole[name][own])
+    result["steps"] = {case: launches(plan, rank) for case, _, plan in cases}
     return result
+
+
+def launches(plan: Plan, rank: int) -> list[int]:
+    """The steps in which a rank has messages in the forward."""
+    program = plan.rank(rank).program("default").forward
+    return [each.step for each in program.instructions if isinstance(each, CommLaunch)]
+
+
+def all_to_all(rank: int, ranks: int) -> dict:
+    """The same, with one collective per step."""
+    return both_passes(rank, ranks, TorchDistTransport(exchange="all_to_all"))
+
+
+def as_on_gpus(rank: int, ranks: int) -> dict:
+    """The same, as messages go between GPUs: a collective at first use, a batch per step, no time-out at its wait."""
+    results = {}
+    with patch.object(torch_dist, "is_gpu", lambda device: True):
+        for exchange in torch_dist.EXCHANGES:
+            results[exchange] = both_passes(rank, ranks, TorchDistTransport(exchange=exchange))
+    return results
 
 
 def subgroup(rank: int, ranks: int) -> dict:
@@ -62,16 +99,20 @@ def refusal(batch: Batch, plan: Plan, rank: int, group: Any = None, **settings: 
     return None
 
 
-def different_plans(rank: int, ranks: int) -> dict:
+def different_plans(rank: int, ranks: int, group: Any = None) -> dict:
     """The message when the last rank holds another plan: shorter, longer, of other messages, or with another mask."""
     sizes = {"shorter": (40,), "longer": (300, 90), "same": (60,)}
     batches = {name: causal_batch(*(size if rank == 2 else (60,))) for name, size in sizes.items()}
-    result = {name: refusal(batch, planned(batch, ranks).plan, rank) for name, batch in batches.items()}
+    result = {name: refusal(batch, planned(batch, ranks).plan, rank, group) for name, batch in batches.items()}
     zigzag = planned(batches["same"], ranks, "zigzag" if rank == 2 else "ring").plan
-    result["strategy"] = refusal(batches["same"], zigzag, rank)
+    result["strategy"] = refusal(batches["same"], zigzag, rank, group)
     two = Batch([Sequence(60, {"a": masks.causal(60), "b": masks.full(60)})])
-    result["mask"] = refusal(two, planned(two, ranks).plan, rank, mask="ab"[rank // 2])
+    result["mask"] = refusal(two, planned(two, ranks).plan, rank, group, mask="ab"[rank // 2])
     return result
+
+
+def different_plans_all_to_all(rank: int, ranks: int) -> dict:
+    return different_plans(rank, ranks, TorchDistTransport(exchange="all_to_all"))
 
 
 def wrong_world(rank: int, ranks: int) -> dict:
@@ -81,14 +122,25 @@ def wrong_world(rank: int, ranks: int) -> dict:
 
 def healthy(rank: int, ranks: int) -> dict:
     """All that leaves the processes alive, in one start of them; what is refused comes first and breaks nothing."""
-    checks = (different_plans, wrong_world, subgroup, both_passes)
+    checks = (
+        different_plans,
+        different_plans_all_to_all,
+        wrong_world,
+        subgroup,
+        both_passes,
+        all_to_all,
+        as_on_gpus,
+    )
     return {check.__name__: check(rank, ranks) for check in checks}
 
 
-def lose_peer(rank: int, ranks: int, how: signal.Signals, timeout_s: float, compare: bool = False) -> dict:
+def lose_peer(
+    rank: int, ranks: int, how: signal.Signals, timeout_s: float, compare: bool = False, exchange: str = "p2p"
+) -> dict:
     """One layer that works; then rank 2 is gone, and the others say so."""
     tensors, plan = random_tensors(BATCH, SHAPE), planned(BATCH, ranks).plan
-    rank_attention(tensors, plan, None, rank)
+    transport = TorchDistTransport(exchange=exchange)
+    rank_attention(tensors, plan, transport)
     own = tensors.rows(plan, rank, 1)
     dist.barrier()
     if rank == 2:
@@ -96,7 +148,8 @@ def lose_peer(rank: int, ranks: int, how: signal.Signals, timeout_s: float, comp
         os.kill(os.getpid(), how)
     started = time.monotonic()
     try:
-        attention(tensors.q[own], tensors.k[own], tensors.v[own], plan, timeout_s=timeout_s, compare_digests=compare)
+        qkv = (tensor[own] for tensor in (tensors.q, tensors.k, tensors.v))
+        attention(*qkv, plan, transport, timeout_s=timeout_s, compare_digests=compare)
     except TransportError as error:
         return {"message": str(error), "seconds": time.monotonic() - started}
     return {}
@@ -114,11 +167,15 @@ def killed_before_comparing(rank: int, ranks: int) -> dict:
     return lose_peer(rank, ranks, signal.SIGKILL, 30.0, compare=True)
 
 
+def killed_peer_all_to_all(rank: int, ranks: int) -> dict:
+    return lose_peer(rank, ranks, signal.SIGKILL, 30.0, exchange="all_to_all")
+
+
 def main(folder: str, rank: int, ranks: int, scenario: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    scenarios = (healthy, killed_peer, stopped_peer, killed_before_comparing)
+    scenarios = (healthy, killed_peer, stopped_peer, killed_before_comparing, killed_peer_all_to_all)
     result = {each.__name__: each for each in scenarios}[scenario](rank, ranks)
     (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
     if scenario == "healthy":

@@ -13,8 +13,12 @@ from runtime.compare import assert_close, dense, gather, random_tensors, rank_at
 from dyncp import masks
 from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.blocks import HAS_Q
+from dyncp.ir.plan import FORWARD
 from dyncp.runtime.attention import attention
-from dyncp.runtime.executor import COMPARED_BYTES, compare_ranks
+from dyncp.runtime.buffers import Buffers, Layout, allocate
+from dyncp.runtime.executor import COMPARED_BYTES, Executor, Traffic, compare_ranks
+from dyncp.runtime.kernels.api import Score
+from dyncp.runtime.prepare import Prepared
 from dyncp.runtime.transports.api import TransportError
 from dyncp.runtime.transports.local import LocalWorld, run_ranks
 
@@ -64,6 +68,9 @@ class Unreachable:
 
     rank, world_size = 0, 3
 
+    def begin(self, program, last_steps, device, timeout_s):
+        return (0,) * len(last_steps)
+
     def start(self, sends, recvs):
         raise TransportError("connection refused")
 
@@ -76,6 +83,57 @@ def test_a_message_that_cannot_start_is_named_too():
         TransportError, match=r"rank 0, forward pass.*\(CommLaunch of step 1, peers 1, 2\): connection ref"
     ):
         rank_attention(random_tensors(BATCH, SHAPE), planned(BATCH).plan, Unreachable(), compare_digests=False)
+
+
+class Log(list):
+    """Kernels and a transport that only note what they are asked for; all ranks take part in six steps."""
+
+    rank, world_size = 0, 3
+
+    def begin(self, program, last_steps, device, timeout_s):
+        assert last_steps == (2, 4)
+        return (6, 6)
+
+    def start(self, sends, recvs):
+        self.append(f"start {len(sends)} {len(recvs)}")
+        return len([each for each in self if each.startswith("start")])
+
+    def wait(self, handle, timeout_s):
+        self.append(f"wait {handle}")
+
+    def attend(self, buffers, instruction, score):
+        self.append("attend")
+
+    def reduce(self, buffers, instruction): ...
+
+    copy = reduce
+
+
+def test_steps_without_messages_start_as_soon_as_those_before_them():
+    """So that no rank waits for another one that computes; and nobody waits for them before there is need."""
+    plan, log = planned(BATCH).plan, Log()
+    program = plan.rank(2).program("default")
+    layouts = Layout(plan.header, program.forward), Layout(plan.header, program.backward)
+    executor = Executor(plan.rank(2), "default", Prepared(log, layouts), log, Score(1.0), 1.0)
+    executor.run(FORWARD, Buffers(layouts[0], {}, allocate(program.forward.kept_bytes, torch.device("cpu"))))
+    idle = ["start 0 0"] * 4
+    assert log == [
+        *("start 1 1", "attend", "wait 1", "start 1 1", *idle, "attend", "wait 2", "attend"),
+        *("wait 3", "wait 4", "wait 5", "wait 6"),
+    ]
+    assert Traffic(layouts[0]).idle_steps(6) == {0: 0, 1: 0, 2: 4}
+    assert Traffic(layouts[0]).idle_steps(0) == {}
+
+
+def test_memory_that_is_used_again_is_one_piece():
+    plan = planned(causal_batch(160), 8).plan
+    layout = Layout(plan.header, plan.rank(3).program("default").forward)
+    traffic = Traffic(layout)
+    runs = {launch.step: runs for launch, runs in layout.messages.items()}
+    assert len(traffic.pieces) < sum(map(len, runs.values())) / 2
+    for step, (sends, recvs) in traffic.launches.items():
+        found = [(peer, is_send, *traffic.pieces[n][2:]) for is_send in (1, 0) for peer, n in (recvs, sends)[is_send]]
+        assert sorted(found) == sorted(tuple(run) for run in runs[step])
 
 
 def test_a_comparison_that_fails_says_where():

@@ -60,7 +60,8 @@ def attention(
         v: `[Tk_local, kv_heads, v_head_dim]`.
         plan: this rank's part of a plan, as `plan.rank(rank)` and the loader give it, or the whole plan, of which this
             rank's part is taken.
-        group: the ranks of the plan: a process group (the default group when left out) or a transport.
+        group: the ranks of the plan: a process group (the default group when left out) or a transport, such as
+            `TorchDistTransport(group, exchange="all_to_all")`.
         mask: name of the mask that this layer has; may be left out when the plan has only one.
         scale: what `q.k` is multiplied by, a number and no tensor; `1 / sqrt(head_dim)` when left out.
         softcap: scores become `softcap * tanh(score / softcap)`; a positive number.
@@ -79,7 +80,8 @@ def attention(
 
     Raises:
         ValueError: tensors that do not fit the plan, a plan for other ranks, an unknown mask or kernels, a setting out
-            of range; with compare_digests also, here and in the backward, another rank that runs something else.
+            of range, a GPU that is not the process's current one; with compare_digests also, here and in the backward,
+            another rank that runs something else.
         TransportError: a rank was lost or too slow; names rank, pass, instruction and peers.
     """
     if not isinstance(plan, Plan | RankPlan):
