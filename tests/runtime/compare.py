@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from runtime.block_plan import block_plan
 from torch import Tensor
 
-from dyncp.ir.batch import Batch
+from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.blocks import HAS_KV, HAS_Q
+from dyncp.ir.mask import Mask
 from dyncp.ir.plan import Plan
 from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.attention import attention
@@ -113,3 +115,13 @@ def assert_close(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: flo
     errors = {name: relative_error(got[name], want[name]) for name in want}
     assert got.keys() == want.keys()
     assert all(error <= tolerance for error in errors.values()), errors
+
+
+def compare(mask: Mask, cuts: list[int], shape: AttentionShape, seed: int = 0, sinks=None, **settings) -> None:
+    """Kernels on one mask, its keys cut into blocks, against dense attention."""
+    batch = Batch([Sequence(mask.q_length, mask, kv_length=mask.k_length)])
+    tensors = random_tensors(batch, shape, seed)
+    maths = {name: value for name, value in settings.items() if name != "kernels"}
+    want = dense(tensors, sinks=sinks, **maths)
+    got = distributed(tensors, block_plan(mask, cuts, shape), sinks=sinks, **settings)
+    assert_close(got, want, TOLERANCE[shape.dtype])

@@ -1,11 +1,18 @@
-"""Sizes of tiles, warps and stages of Triton's kernels, by target and head dim."""
+"""Sizes of tiles, warps and stages of Triton's kernels, by target and head dims.
+
+Chosen by what the compiler reports, which `benchmarks/gpu/compiled.py` shows: no more shared memory than a target has,
+few registers spilled, and tiles as large as that allows. Loading ahead takes two stages for a tile, because where the
+tile is must have been loaded before: with three stages tiles are loaded one ahead, with five two.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dyncp.ir.shape import AttentionShape
 
+C = TypeVar("C")
 INTERPRETER = 0  # in place of a compute capability
 
 
@@ -43,15 +50,65 @@ class Backward:
         return sizes | {"num_warps": self.warps, "num_stages": self.stages}
 
 
-def forward_config(shape: AttentionShape, capability: int) -> Forward:
-    """The forward of a shape on a target (80 for compute capability 8.0)."""
+# target -> the larger head dim, up to which -> sizes
+FORWARD: dict[str, dict[int, Forward]] = {
+    "interpreter": {256: Forward(64, 32, 4, 1)},
+    "small": {
+        64: Forward(128, 64, 8, 2),
+        128: Forward(64, 64, 4, 2),
+        192: Forward(64, 32, 4, 2),
+        256: Forward(64, 32, 8, 1),
+    },
+    "ampere": {192: Forward(128, 64, 8, 2), 256: Forward(64, 64, 8, 2)},
+    "hopper": {64: Forward(128, 128, 8, 5), 128: Forward(128, 64, 8, 5), 256: Forward(128, 64, 8, 3)},
+    "blackwell": {128: Forward(128, 128, 8, 3), 256: Forward(128, 64, 8, 3)},
+    "fp32": {64: Forward(64, 32, 4, 2), 128: Forward(32, 32, 4, 2), 256: Forward(16, 16, 4, 1)},
+}
+BACKWARD: dict[str, dict[int, Backward]] = {
+    "interpreter": {256: Backward(32, 64, 64, 32, 4, 1)},
+    "small": {
+        64: Backward(64, 64, 64, 64, 8, 2),
+        128: Backward(32, 64, 64, 32, 8, 2),
+        256: Backward(32, 32, 32, 32, 4, 1),
+    },
+    "ampere": {
+        64: Backward(64, 128, 128, 64, 8, 2),
+        128: Backward(64, 64, 64, 64, 8, 2),
+        256: Backward(32, 64, 64, 32, 8, 2),
+    },
+    "hopper": {128: Backward(64, 128, 128, 64, 8, 3), 256: Backward(64, 64, 64, 64, 8, 2)},
+    "blackwell": {
+        128: Backward(64, 128, 128, 64, 8, 2),
+        192: Backward(64, 64, 64, 64, 8, 2),
+        256: Backward(32, 64, 64, 32, 8, 2),
+    },
+    "fp32": {64: Backward(32, 32, 32, 32, 4, 1), 256: Backward(16, 16, 16, 16, 4, 1)},
+}
+
+
+def target_of(shape: AttentionShape, capability: int) -> str:
+    """The row of the tables for a compute capability (80 for 8.0). `small` are those with 100 KB of shared memory."""
     if capability == INTERPRETER:
-        return Forward(64, 32, 4, 1)
-    return Forward(128, 64, 8, 3)
+        return "interpreter"
+    if shape.dtype == "float32":
+        return "fp32"
+    if 80 <= capability < 90:
+        return "ampere" if capability in (80, 87) else "small"
+    if 90 <= capability < 120:
+        return "hopper" if capability < 100 else "blackwell"
+    return "small"
+
+
+def forward_config(shape: AttentionShape, capability: int) -> Forward:
+    """The forward of a shape on a target."""
+    return _smallest(FORWARD[target_of(shape, capability)], shape)
 
 
 def backward_config(shape: AttentionShape, capability: int) -> Backward:
     """The backward of a shape on a target."""
-    if capability == INTERPRETER:
-        return Backward(32, 64, 64, 32, 4, 1)
-    return Backward(64, 128, 128, 64, 8, 2)
+    return _smallest(BACKWARD[target_of(shape, capability)], shape)
+
+
+def _smallest(configs: dict[int, C], shape: AttentionShape) -> C:
+    dim = max(shape.head_dim, shape.value_dim)
+    return next(config for most, config in configs.items() if dim <= most)

@@ -61,8 +61,10 @@ def reduction_tables(slots: SlotTable, instruction: Reduction, chunks: Chunks) -
     unit, forms = slots.unit(np.concatenate([src, out])), {**SUM_FORMS, (Kind.OUT, 0): 0}
     parts, sources, count = [], [], 0
     for (kind, number), form in forms.items():
-        of_kind = np.flatnonzero(slots.program.slots.kind[out] == kind)
-        read = np.flatnonzero(slots.program.slots.kind[src] == kind)
+        of_kind = np.flatnonzero(slots.kind[out] == kind)
+        if not len(of_kind):
+            continue
+        read = np.flatnonzero(slots.kind[src] == kind)
         of_src = np.searchsorted(read, np.arange(len(src) + 1))  # where a source is among those of its kind
         programs, slot = _programs(slots, out[of_kind], kind, number, unit, chunks.rows)
         programs[:, FRESH] = np.isin(out[of_kind], fresh)[slot]
@@ -72,7 +74,7 @@ def reduction_tables(slots: SlotTable, instruction: Reduction, chunks: Chunks) -
         parts.append(programs)
         sources.append(_sources(slots, src[read], kind, number, unit))
         count += len(read)
-    return Moves(np.concatenate(parts), np.concatenate(sources), unit)
+    return _joined(parts, sources, unit)
 
 
 def copy_tables(slots: SlotTable, instruction: Copy, chunks: Chunks) -> Moves:
@@ -81,38 +83,45 @@ def copy_tables(slots: SlotTable, instruction: Copy, chunks: Chunks) -> Moves:
     unit = slots.unit(np.concatenate([src, dst]))
     parts, sources, count = [], [], 0
     for (kind, number), form in COPY_FORMS.items():
-        of_kind = np.flatnonzero(slots.program.slots.kind[dst] == kind)
+        of_kind = np.flatnonzero(slots.kind[dst] == kind)
+        if not len(of_kind):
+            continue
         is_statistic = FIELDS[kind][number].dim == "one"
         size = chunks.statistics if is_statistic else chunks.rows
         programs, slot = _programs(slots, dst[of_kind], kind, number, unit, size)
-        programs[:, GROUP] = slots.program.slots.group[src[of_kind]][slot]  # of the caller's tensor, where it is one
+        programs[:, GROUP] = slots.group[src[of_kind]][slot]  # of the caller's tensor, where it is one
         programs[:, SOURCE], programs[:, SOURCES] = count + slot, 1
         programs[:, FORM] = form
-        programs[:, TO_WIRE] = slots.in_wire_dtype(dst[of_kind])[slot]
+        programs[:, TO_WIRE] = slots.in_wire_dtype[dst[of_kind]][slot]
         parts.append(programs)
         sources.append(_sources(slots, src[of_kind], kind, number, unit))
         count += len(of_kind)
-    return Moves(np.concatenate(parts), np.concatenate(sources), unit)
+    return _joined(parts, sources, unit)
+
+
+def _joined(programs: list[Ints], sources: list[Ints], unit: int) -> Moves:
+    none = np.empty((0, MOVE_WIDTH), "int64"), np.empty((0, SOURCE_WIDTH), "int64")
+    return Moves(np.concatenate([none[0], *programs]), np.concatenate([none[1], *sources]), unit)
 
 
 def runs_in_kernels(slots: SlotTable, instruction: Reduction | Copy) -> bool:
     """Whether the kernels can do it: partial results come from memory, copies go into memory. The plans that this
     library makes have nothing else."""
-    place, kind = slots.program.slots.place, slots.program.slots.kind
+    src, dst = instruction.src, instruction.dst
     if isinstance(instruction, Reduction):
-        return bool((place[instruction.src] != Place.LOCAL).all() and (~slots.in_wire_dtype(instruction.dst)).all())
-    from_caller = kind[instruction.src[place[instruction.src] == Place.LOCAL]]
-    return bool((place[instruction.dst] != Place.LOCAL).all() and np.isin(from_caller, INPUTS).all())
+        return bool((slots.place[src] != Place.LOCAL).all() and not slots.in_wire_dtype[dst].any())
+    from_caller = slots.kind[src[slots.place[src] == Place.LOCAL]]
+    return bool((slots.place[dst] != Place.LOCAL).all() and np.isin(from_caller, INPUTS).all())
 
 
 def _programs(slots: SlotTable, out: Ints, kind: Kind, number: int, unit: int, size: int) -> tuple[Ints, Ints]:
     """Programs that write a field of slots, `size` packed rows each; and int64[P], the number of the slot of each."""
-    heads = 1 if kind.of_keys else slots.header.shape.group_heads
-    rows = slots.tokens(out) * heads
+    heads = 1 if kind.of_keys else slots.shape.group_heads
+    rows = slots.tokens[out] * heads
     chunks = -(-rows // size)
     slot = np.repeat(np.arange(len(out)), chunks)
     programs = np.zeros((len(slot), MOVE_WIDTH), "int64")
-    programs[:, GROUP] = slots.program.slots.group[out][slot]
+    programs[:, GROUP] = slots.group[out][slot]
     programs[:, FIRST] = (np.arange(len(slot)) - np.repeat(np.cumsum(chunks) - chunks, chunks)) * size
     programs[:, EXTENT] = rows[slot]
     operands = slots.operands(kind, out, unit)[slot]
@@ -124,5 +133,5 @@ def _sources(slots: SlotTable, src: Ints, kind: Kind, number: int, unit: int) ->
     """int64[n, SOURCE_WIDTH]: a field of slots."""
     sources = np.zeros((len(src), SOURCE_WIDTH), "int64")
     sources[:, :FROM_WIRE] = slots.operands(kind, src, unit)[:, [0, 1 + number, -1]]
-    sources[:, FROM_WIRE] = slots.in_wire_dtype(src)
+    sources[:, FROM_WIRE] = slots.in_wire_dtype[src]
     return sources

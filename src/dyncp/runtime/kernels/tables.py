@@ -7,7 +7,6 @@ have: of a program what its items read and then what they write, of a run what i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,13 @@ from dyncp.runtime.kernels.tiles import FULL, Cut, Patterns, Tiling, cut
 STATS_UNIT = 4  # bytes that positions of log-sum-exps and deltas count
 MOST_UNIT = 16  # bytes that other positions count, where all of a launch are multiples; a load of a thread at most
 MOST_POSITION = 2**31 - 1
+MOST_FIELDS = max(map(len, FIELDS.values()))
+IS_STATISTIC = np.array(  # bool[kinds, fields]; also where there is no field
+    [
+        [number >= len(fields) or fields[number].dim == "one" for number in range(MOST_FIELDS)]
+        for fields in FIELDS.values()
+    ]
+)
 
 PROGRAM_WIDTH, RUN_WIDTH = 20, 12
 # the columns that all programs have; then come the places and positions that one reads and writes
@@ -29,57 +35,40 @@ GROUP, FIRST, EXTENT, FRESH, FULL_RUN, FULL_TILES, MASKED_RUN, MASKED_TILES, OF_
 RUN_FIRST, RUN_TILES, RUN_EXTENT, RUN_PLANE, RUN_ROWS, RUN_OPERANDS = range(6)
 
 
-@dataclass(frozen=True, slots=True)
 class SlotTable:
-    """The slots of a program as columns.
+    """The slots of a program as columns, which are int64[S] where nothing is said.
 
     Args:
         header, program: the slots' plan and program.
     """
 
-    header: PlanHeader
-    program: Program
-
-    def tokens(self, slots: Ints) -> Ints:
-        """int64[n]: tokens of slots."""
-        tokens: Ints = self.header.tokens.tokens[self.program.slots.block[slots]].astype("int64")
-        return tokens
-
-    def place(self, slots: Ints) -> Ints:
-        """int64[n]: places of slots."""
-        place: Ints = self.program.slots.place[slots].astype("int64")
-        return place
-
-    def offset(self, slots: Ints, number: int) -> Ints:
-        """int64[n]: where a field of slots begins: a row of the caller's tensors, or bytes."""
-        all_slots = self.program.slots
-        offset = all_slots.offset[slots].astype("int64")
-        tokens = self.tokens(slots)
-        before = np.zeros(len(slots), "int64")
-        for kind in np.unique(all_slots.kind[slots]).tolist():
+    def __init__(self, header: PlanHeader, program: Program) -> None:
+        slots = program.slots
+        self.shape, self.arena_bytes = header.shape, program.arena_bytes
+        self.kind, self.place, self.group = (x.astype("int64") for x in (slots.kind, slots.place, slots.group))
+        self.tokens = header.tokens.tokens[slots.block].astype("int64")
+        # bool[S]: partial results in the dtype of the model
+        self.in_wire_dtype = np.zeros(len(slots), bool)
+        # of each field, a row of the caller's tensors or bytes of memory; 0 for a field that there is not
+        self.offsets = np.zeros((MOST_FIELDS, len(slots)), "int64")
+        in_memory = self.place != Place.LOCAL
+        for kind, fields in FIELDS.items():
             for wire in (False, True):
-                layout = self.header.field_layout(Kind(kind), wire)[:number]
-                of_kind = (all_slots.kind[slots] == kind) & (all_slots.wire[slots] == wire)
-                before[of_kind] = sum(heads * dim * ITEMSIZE[dtype] for heads, dim, dtype in layout)
-        moved: Ints = offset + np.where(self.place(slots) == Place.LOCAL, 0, tokens * before)
-        return moved
-
-    def in_wire_dtype(self, slots: Ints) -> Ints:
-        """bool[n]: whether slots hold partial results in the dtype of the model."""
-        some, half = self.program.slots, self.header.wire == "model" and self.header.shape.dtype != "float32"
-        partial = np.isin(some.kind[slots], [kind for kind in Kind if kind.is_partial])
-        in_wire: Ints = (some.wire[slots] > 0) & partial & half
-        return in_wire
+                some = np.flatnonzero((self.kind == kind) & (slots.wire == wire))
+                offset, layout = slots.offset[some].astype("int64"), header.field_layout(kind, wire)
+                for number, (heads, dim, dtype) in enumerate(layout):
+                    self.offsets[number, some] = offset
+                    offset += in_memory[some] * self.tokens[some] * (heads * dim * ITEMSIZE[dtype])
+                    if fields[number].dtype == "partial" and dtype != "float32":
+                        self.in_wire_dtype[some] = True
 
     def unit(self, slots: Ints) -> int:
         """The largest number of bytes, MOST_UNIT at most, of which all positions of these slots in memory are
         multiples, those of statistics left aside."""
         unit = MOST_UNIT
-        for kind in Kind:
-            some = slots[(self.program.slots.kind[slots] == kind) & (self.place(slots) != Place.LOCAL)]
-            for number, field in enumerate(FIELDS[kind]):
-                if field.dim != "one":
-                    unit = int(np.gcd.reduce(self.offset(some, number), initial=unit))
+        for number in range(MOST_FIELDS):
+            wide = slots[(self.place[slots] != Place.LOCAL) & ~IS_STATISTIC[self.kind[slots], number]]
+            unit = int(np.gcd.reduce(self.offsets[number, wide], initial=unit))
         return unit
 
     def operands(self, kind: Kind, slots: Ints, unit: int) -> Ints:
@@ -88,20 +77,20 @@ class SlotTable:
         Raises:
             ValueError: a position beyond what tables hold.
         """
-        some = slots[slots >= 0]
-        fields = FIELDS[kind]
-        assert (self.program.slots.kind[some] == kind).all(), "slots of one kind"
-        columns = np.zeros((len(slots), 1 + len(fields)), "int64")
-        place = columns[slots >= 0, 0] = self.place(some)
-        for number, field in enumerate(fields):
-            offset = self.offset(some, number)
-            offset = np.where(place == Place.LOCAL, offset, offset // (STATS_UNIT if field.dim == "one" else unit))
-            if offset.max(initial=0) > MOST_POSITION:
-                raise ValueError(
-                    f"scratch memory of {self.program.arena_bytes >> 20} MiB is more than the tables of GPU kernels "
-                    "can address: use smaller batches, more ranks, or a plan with keep='none'"
-                )
-            columns[slots >= 0, 1 + number] = offset
+        columns = np.zeros((len(slots), 1 + len(FIELDS[kind])), "int64")
+        used = slots >= 0
+        some = slots[used]
+        assert (self.kind[some] == kind).all(), "slots of one kind"
+        columns[used, 0] = self.place[some]
+        in_memory = self.place[some] != Place.LOCAL
+        for number in range(len(FIELDS[kind])):
+            units = np.where(in_memory, STATS_UNIT if IS_STATISTIC[kind, number] else unit, 1)
+            columns[used, 1 + number] = self.offsets[number, some] // units
+        if columns.max(initial=0) > MOST_POSITION:
+            raise ValueError(
+                f"scratch memory of {self.arena_bytes >> 20} MiB is more than the tables of GPU kernels can address: "
+                "use smaller batches, more ranks, or a plan with keep='none'"
+            )
         return columns
 
 
@@ -193,13 +182,12 @@ def lines_of(slots: SlotTable, instruction: Attention, written: int, masks: Mask
     """What one division does to one of the kinds that it writes, column `written` of its `writes`."""
     of_items, fresh = instruction.writes[:, written].astype("int64"), instruction.fresh.astype("int64")
     pattern, patterns, pieces = masks.of_comp[instruction.comp], masks.patterns, masks.cut(tiling)
-    kind = slots.program.slots.kind
-    alone = fresh[(kind[fresh] == masks.pass_.writes[written]) & ~np.isin(fresh, of_items)]
+    alone = fresh[(slots.kind[fresh] == masks.pass_.writes[written]) & ~np.isin(fresh, of_items)]
     out, number = np.unique(np.concatenate([of_items, alone]), return_inverse=True)
     order = np.argsort(number[: len(of_items)], kind="stable")
     ptr = np.searchsorted(number[order], np.arange(len(out) + 1))
     first_item = np.where(ptr[:-1] < ptr[1:], np.append(order, -1)[ptr[:-1]], -1)
-    tokens = slots.tokens(out)
+    tokens = slots.tokens[out]
     lines = tiling.lines(tokens, tokens)
     runs_of_pattern = np.diff(pieces.run_ptr[pieces.line_ptr])
     programs = np.zeros((int(lines.sum()), PROGRAM_WIDTH), "int64")
@@ -207,7 +195,7 @@ def lines_of(slots: SlotTable, instruction: Attention, written: int, masks: Mask
     slot_line = np.repeat(np.arange(len(out)), lines)
     run_item, run_plane = np.empty((2, len(runs)), "int64")
     assemble(order, ptr, lines, pattern, tuple(pieces), programs, runs, run_item, run_plane)
-    programs[:, GROUP] = slots.program.slots.group[out][slot_line]
+    programs[:, GROUP] = slots.group[out][slot_line]
     programs[:, FIRST] *= tiling.block_n if tiling.by_keys else tiling.block_m
     programs[:, EXTENT] = (tokens if tiling.by_keys else tokens * tiling.heads)[slot_line]
     programs[:, FRESH] = np.isin(out, fresh)[slot_line]

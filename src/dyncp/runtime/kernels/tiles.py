@@ -72,64 +72,88 @@ def cut(patterns: Patterns, tiling: Tiling) -> Cut:
     lines = tiling.lines(patterns.rows, patterns.keys)
     line_ptr = np.concatenate([[0], np.cumsum(lines)]).astype("int64")
     run_ptr = np.zeros(line_ptr[-1] + 1, "int64")
-    nothing = np.empty((0, 3), "int64")
-    arguments = (tuple(patterns), tuple(tiling), line_ptr, run_ptr)
-    cut_patterns(*arguments, nothing)
-    runs = np.empty((run_ptr[-1], 3), "int64")
-    cut_patterns(*arguments, runs)
+    runs: Ints = cut_patterns(tuple(patterns), tuple(tiling), line_ptr, run_ptr)
     return Cut(line_ptr, run_ptr, runs)
 
 
 @jit
-def cut_patterns(
-    patterns: tuple[Any, ...], tiling: tuple[Any, ...], line_ptr: Ints, run_ptr: Ints, runs: Ints
-) -> None:
-    """Write the runs of all lines into `runs`; where that is empty, only count them, in `run_ptr`."""
+def cut_patterns(patterns: tuple[Any, ...], tiling: tuple[Any, ...], line_ptr: Ints, run_ptr: Ints) -> Ints:
+    """int64[K, 3]: the runs of all lines; fills in `run_ptr`."""
     planes, base, depth, rows, keys = patterns
     heads, block_m, block_n, by_keys = tiling
+    runs, used = np.empty((1024, 3), np.int64), 0
     for p in range(len(base)):
         high, wide = -(-rows[p] * heads // block_m), -(-keys[p] // block_n)
-        seen = np.zeros((depth[p], high, wide), np.int64)
-        count_seen(planes[base[p] :], rows[p], heads, block_m, block_n, seen)
-        kind = np.zeros((high, wide), np.bool_)  # whether a tile is full
-        for i in range(high):
-            first, last = i * block_m // heads, min(-(-(i + 1) * block_m // heads), rows[p])
-            for j in range(wide):
+        lines, tiles = (wide, high) if by_keys else (high, wide)
+        seen = np.zeros((depth[p], lines, tiles), np.int32)  # pairs that each plane leaves in each tile
+        line = np.zeros(wide + 1, np.int32)
+        for r in range(depth[p]):
+            of_plane = planes[base[p] + 2 * r * rows[p] :]
+            for i in range(high):
+                first, last = i * block_m // heads, min(-(-(i + 1) * block_m // heads), rows[p])
+                begin, end = count_seen(of_plane, rows[p], first, last, block_n, line)
+                for j in range(begin, end):
+                    if by_keys:
+                        seen[r, j, i] = line[j]
+                    else:
+                        seen[r, i, j] = line[j]
+                    line[j] = 0
+        is_full = np.empty(tiles, np.bool_)
+        for n in range(lines):
+            for tile in range(tiles):
+                i, j = (tile, n) if by_keys else (n, tile)
                 width = min((j + 1) * block_n, keys[p]) - j * block_n
+                height = min(-(-(i + 1) * block_m // heads), rows[p]) - i * block_m // heads
                 # A tile that reaches beyond the block along its line is left to the loop that looks where it ends.
                 whole = (i + 1) * block_m <= rows[p] * heads if by_keys else width == block_n
-                kind[i, j] = whole and seen[:, i, j].sum() == (last - first) * width
-        for line in range(wide if by_keys else high):
-            number = line_ptr[p] + line
-            of_line = seen[:, :, line] if by_keys else seen[:, line]
-            is_full = kind[:, line] if by_keys else kind[line]
-            at = run_ptr[number]
+                pairs = 0
+                for r in range(depth[p]):
+                    pairs += seen[r, n, tile]
+                is_full[tile] = whole and pairs == height * width
+            if used + (depth[p] + 1) * tiles > len(runs):
+                more = np.empty((2 * len(runs) + (depth[p] + 1) * tiles, 3), np.int64)
+                more[:used] = runs[:used]
+                runs = more
             for plane in range(FULL, depth[p]):
-                at += write_runs(of_line, is_full, plane, runs, at)
-            if len(runs) == 0:
-                run_ptr[number + 1] = at
+                used += write_runs(seen[max(plane, 0), n], is_full, plane, runs, used)
+            run_ptr[line_ptr[p] + n + 1] = used
+    return runs[:used]
 
 
 @part
-def count_seen(planes: Ints, rows: int, heads: int, block_m: int, block_n: int, seen: Ints) -> None:
-    """Count the (row, key) pairs that each plane leaves in each tile, int64[R, high, wide]."""
-    for r in range(seen.shape[0]):
-        for i in range(seen.shape[1]):
-            for row in range(i * block_m // heads, min(-(-(i + 1) * block_m // heads), rows)):
-                lo, hi = planes[2 * r * rows + row], planes[(2 * r + 1) * rows + row]
-                for j in range(lo // block_n, -(-hi // block_n) if lo < hi else 0):
-                    seen[r, i, j] += min(hi, (j + 1) * block_n) - max(lo, j * block_n)
+def count_seen(planes: Ints, rows: int, first: int, last: int, block_n: int, line: Ints) -> tuple[int, int]:
+    """Count the pairs of rows `[first, last)` that a plane leaves in each tile of a line, which is 0 before. Returns
+    the bounds of the tiles that are not."""
+    begin, end = len(line), 0
+    for row in range(first, last):
+        lo, hi = planes[row], planes[rows + row]
+        if lo >= hi:
+            continue
+        j, stop = lo // block_n, (hi - 1) // block_n + 1
+        begin, end = min(begin, j), max(end, stop)
+        # As differences from tile to tile: the tiles between the first and the last have all keys.
+        line[j] += min(hi, (j + 1) * block_n) - lo
+        if stop - j > 1:
+            line[j + 1] += block_n - ((j + 1) * block_n - lo)
+            line[stop - 1] -= stop * block_n - hi
+            line[stop] -= block_n - (stop * block_n - hi)
+        else:
+            line[stop] -= hi - lo
+    for j in range(begin + 1, end):
+        line[j] += line[j - 1]
+    if begin < end:
+        line[end] = 0
+    return begin, end
 
 
 @part
 def write_runs(seen: Ints, is_full: Ints, plane: int, runs: Ints, at: int) -> int:
     """Find the runs of one plane, or the full ones, in a line; returns how many there are."""
-    found, length = 0, 0
+    found = length = 0
     for tile in range(len(is_full) + 1):
-        if tile < len(is_full) and (is_full[tile] if plane == FULL else seen[plane, tile] > 0 and not is_full[tile]):
+        if tile < len(is_full) and (is_full[tile] if plane == FULL else seen[tile] > 0 and not is_full[tile]):
             length += 1
         elif length > 0:
-            if len(runs) > 0:
-                runs[at + found, 0], runs[at + found, 1], runs[at + found, 2] = tile - length, length, plane
+            runs[at + found, 0], runs[at + found, 1], runs[at + found, 2] = tile - length, length, plane
             found, length = found + 1, 0
     return found

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import triton
-from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from dyncp.ir.plan import BACKWARD, FORWARD, Attention, Copy, Pass, PlanHeader, RankProgram, Reduction
@@ -30,8 +29,11 @@ from dyncp.runtime.kernels.triton_moves import copy_slots, merge_outputs, sum_gr
 from dyncp.runtime.kernels.upload import Upload
 
 MOST_HEAD_DIM = 256
-CHUNKS = Chunks(rows=64, statistics=1024)
+MOVED_AT_ONCE = 4096  # elements that a program of a reduction or copy holds
+MOVED_STATISTICS = 1024
 MOVE_WARPS = 4
+FORWARD_FIELDS = ("q", "k", "v", "o", "lse")
+BACKWARD_FIELDS = ("q", "k", "v", "do", "lse", "delta", "dq", "dk", "dv")
 
 
 Ready = Attention | Reduction | Copy
@@ -41,8 +43,10 @@ INTERPRETING = threading.Lock()  # Triton's interpreter has one state for all th
 class Launch(NamedTuple):
     """An instruction made ready."""
 
+    kernel: Any
+    fields: tuple[str, ...]  # the caller's tensors that it takes
     programs: int
-    tables: tuple[Any, ...]  # programs first: numbers, then int32 tensors on the device
+    tables: tuple[Any, ...]  # int32 tensors on the device; first, where they will be
     constants: dict[str, Any]
 
 
@@ -80,84 +84,95 @@ class Triton:
         }
 
     def attend(self, buffers: Buffers, instruction: Attention, score: Score) -> None:
-        self._attend(attend_forward, ("q", "k", "v", "o", "lse"), buffers, instruction, score)
+        softcap = 1.0 if score.softcap is None else score.softcap
+        self._run(buffers, instruction, score.scale, softcap, SOFTCAP=score.softcap is not None)
 
-    def attend_backward(self, buffers: Buffers, instruction: Attention, score: Score) -> None:
-        names = ("q", "k", "v", "do", "lse", "delta", "dq", "dk", "dv")
-        self._attend(attend_backward, names, buffers, instruction, score)
+    attend_backward = attend  # what an instruction does is in its launch
 
     def reduce(self, buffers: Buffers, instruction: Reduction) -> None:
         if instruction not in self._launches:
             return reference.reduce(buffers, instruction)
-        kernel, names = (merge_outputs, ("o", "lse")) if "o" in buffers.local else (sum_gradients, ("dq", "dk", "dv"))
-        local = [buffers.local[name] for name in names]
-        in_wire_dtype = buffers.local["q"]
-        return self._run(kernel, instruction, (*local, in_wire_dtype, buffers.arena, buffers.kept), _strides(local))
+        return self._run(buffers, instruction)
 
     def copy(self, buffers: Buffers, instruction: Copy) -> None:
         if instruction not in self._launches:
             return reference.copy(buffers, instruction)
-        q, k, v, lse = (buffers.local[name] for name in ("q", "k", "v", "lse"))
-        local = [q, k, v, buffers.local.get("do", q), lse, buffers.local.get("delta", lse)]  # none in the forward
-        return self._run(copy_slots, instruction, (*local, buffers.arena, buffers.kept), _strides(local))
+        return self._run(buffers, instruction)
 
-    def _attend(
-        self, kernel: Any, names: tuple[str, ...], buffers: Buffers, instruction: Attention, score: Score
-    ) -> None:
-        local = [buffers.local[name] for name in names]
-        softcap = 1.0 if score.softcap is None else score.softcap
-        numbers = [*_strides(local), score.scale, softcap]
-        memory = (*local, buffers.arena, buffers.kept)
-        self._run(kernel, instruction, memory, numbers, SOFTCAP=score.softcap is not None)
-
-    def _run(
-        self, kernel: Any, instruction: Ready, memory: tuple[Tensor, ...], numbers: list[Any], **constants: Any
-    ) -> None:
+    def _run(self, buffers: Buffers, instruction: Ready, *numbers: float, **constants: Any) -> None:
         launch = self._launches[instruction]
-        if launch.programs:
-            self._tables.use()
-            with self._guard:
-                kernel[(launch.programs,)](*memory, *launch.tables, *numbers, **launch.constants, **constants)
+        if not launch.programs:
+            return
+        local = [buffers.local[name] for name in launch.fields]
+        strides = [stride for tensor in local for stride in tensor.stride()[:2]]
+        self._tables.use()
+        with self._guard:
+            launch.kernel[(launch.programs,)](
+                *local, buffers.arena, buffers.kept, *launch.tables, *strides, *numbers, **launch.constants, **constants
+            )
 
 
 class _Maker:
     """Makes launches, with places in an upload instead of tables."""
 
     def __init__(self, shape: AttentionShape, capability: int, upload: Upload, planes: slice) -> None:
+        self._shape, self._capability = shape, capability
         self._upload, self._planes = upload, planes
-        self._forward, self._backward = forward_config(shape, capability), backward_config(shape, capability)
-        self._sizes = block_sizes(shape)
-        self._heads = shape.group_heads
-        self._precision = {"PRECISION": "ieee" if shape.dtype == "float32" else "tf32"}
 
     def attention(self, slots: SlotTable, instruction: Attention, masks: Masks) -> Launch:
-        forward, backward, heads = self._forward, self._backward, self._heads
-        if masks.pass_ is FORWARD:
-            tiling = Tiling(heads, forward.block_m, forward.block_n, by_keys=False)
+        heads, pass_ = self._shape.group_heads, masks.pass_
+        fields: tuple[str, ...]
+        if pass_ is FORWARD:
+            config = forward_config(self._shape, self._capability)
+            tiling = Tiling(heads, config.block_m, config.block_n, by_keys=False)
             tables = forward_tables(slots, instruction, masks, tiling)
-            chosen = forward.constants()
+            kernel, fields = attend_forward, FORWARD_FIELDS
         else:
-            of_keys = Tiling(heads, backward.keys_m, backward.keys_n, by_keys=True)
-            of_queries = Tiling(heads, backward.queries_m, backward.queries_n, by_keys=False)
+            sizes = backward_config(self._shape, self._capability)
+            of_keys = Tiling(heads, sizes.keys_m, sizes.keys_n, by_keys=True)
+            of_queries = Tiling(heads, sizes.queries_m, sizes.queries_n, by_keys=False)
             tables = backward_tables(slots, instruction, masks, of_keys, of_queries)
-            chosen = backward.constants()
+            kernel, fields = attend_backward, BACKWARD_FIELDS
         places = [self._upload.add(table) for table in (tables.programs, *tables.runs)]
-        settings = self._sizes | self._precision | chosen | {"UNIT": tables.unit}
-        return Launch(len(tables.programs), (*places, self._planes), settings)
+        constants = attention_constants(self._shape, self._capability, pass_) | {"UNIT": tables.unit}
+        return Launch(kernel, fields, len(tables.programs), (*places, self._planes), constants)
 
     def move(self, slots: SlotTable, instruction: Reduction | Copy, pass_: Pass) -> Launch:
+        fields: tuple[str, ...]
         if isinstance(instruction, Copy):
-            moves = copy_tables(slots, instruction, CHUNKS)
+            kernel, moves = copy_slots, copy_tables(slots, instruction, chunks_of(self._shape))
+            fields = ("q", "k", "v", "do", "lse", "delta") if pass_ is BACKWARD else ("q", "k", "v", "q", "lse", "lse")
         else:
-            moves = reduction_tables(slots, instruction, CHUNKS)
-        sizes = self._sizes | {"D1": triton.next_power_of_2(max(self._sizes["D"], 16))}  # moves take D as a whole
-        is_merge = isinstance(instruction, Reduction) and pass_ is FORWARD
-        names = ("H", "E", "E1") if is_merge else ("H", "D", "D1", "E", "E1")
-        settings = {name: sizes[name] for name in names} | {"UNIT": moves.unit, "BLOCK_M": CHUNKS.rows}
-        if isinstance(instruction, Copy):
-            settings["BLOCK_STATISTICS"] = CHUNKS.statistics
+            moves = reduction_tables(slots, instruction, chunks_of(self._shape))
+            forward = pass_ is FORWARD
+            kernel, fields = (merge_outputs, ("o", "lse", "q")) if forward else (sum_gradients, ("dq", "dk", "dv", "q"))
         places = (self._upload.add(moves.programs), self._upload.add(moves.sources))
-        return Launch(len(moves.programs), places, settings | {"num_warps": MOVE_WARPS})
+        return Launch(kernel, fields, len(moves.programs), places, move_constants(self._shape, kernel, moves.unit))
+
+
+def attention_constants(shape: AttentionShape, capability: int, pass_: Pass) -> dict[str, Any]:
+    """What is compiled into the attention kernel of a pass, but for UNIT and SOFTCAP."""
+    config = (forward_config if pass_ is FORWARD else backward_config)(shape, capability)
+    precision = "ieee" if shape.dtype == "float32" else "tf32"  # which matters in fp32 only
+    return block_sizes(shape) | config.constants() | {"PRECISION": precision}
+
+
+def move_constants(shape: AttentionShape, kernel: Any, unit: int) -> dict[str, Any]:
+    """What is compiled into the kernel of a reduction or copy."""
+    sizes, chunks = block_sizes(shape), chunks_of(shape)
+    names = ("H", "E", "E1") if kernel is merge_outputs else ("H", "D", "E", "E1")
+    constants = {name: sizes[name] for name in names} | {"UNIT": unit, "BLOCK_M": chunks.rows, "num_warps": MOVE_WARPS}
+    if kernel is not merge_outputs:
+        constants["D1"] = triton.next_power_of_2(max(shape.head_dim, 16))  # moves take rows as a whole
+    if kernel is copy_slots:
+        constants["BLOCK_STATISTICS"] = chunks.statistics
+    return constants
+
+
+def chunks_of(shape: AttentionShape) -> Chunks:
+    """How much the programs of reductions and copies take on."""
+    widest = triton.next_power_of_2(max(shape.head_dim, shape.value_dim, 16))
+    return Chunks(MOVED_AT_ONCE // widest, MOVED_STATISTICS)
 
 
 def block_sizes(shape: AttentionShape) -> dict[str, int]:
@@ -203,8 +218,3 @@ def capability_of(device: torch.device) -> int:
             "environment: choose 'auto', or move the tensors to a GPU"
         )
     return INTERPRETER
-
-
-def _strides(tensors: list[Tensor]) -> list[int]:
-    """Of rows and heads of each."""
-    return [stride for tensor in tensors for stride in tensor.stride()[:2]]

@@ -34,14 +34,15 @@ def load_part(
 
 @triton.jit
 def merge_outputs(
-    o_local, lse_local, wire_local, arena, kept, programs, sources, o_pitch, o_head, lse_pitch, lse_head,
+    o_local, lse_local, q_local, arena, kept, programs, sources,
+    o_pitch, o_head, lse_pitch, lse_head, q_pitch, q_head,
     H: tl.constexpr, E: tl.constexpr, E1: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Merge partial outputs by their log-sum-exps, each program into some rows of an (O, LSE)."""
     program = programs + tl.program_id(0) * MOVE
     group, first, extent, fresh = tl.load(program), tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
     memory = (arena, kept)
-    o, lse, wire = (o_local, o_pitch, o_head), (lse_local, lse_pitch, lse_head), (wire_local, 0, 0)
+    o, lse, wire = (o_local, o_pitch, o_head), (lse_local, lse_pitch, lse_head), (q_local, q_pitch, q_head)
     here = first + tl.arange(0, BLOCK_M) < extent
     place, head = tl.load(program + 6), group * H
     o_rows = row_pointers(o, memory, place, tl.load(program + 7), head, first, BLOCK_M, H, E, UNIT)
@@ -86,14 +87,14 @@ def sum_rows(
 
 @triton.jit
 def sum_gradients(
-    dq_local, dk_local, dv_local, wire_local, arena, kept, programs, sources,
-    dq_pitch, dq_head, dk_pitch, dk_head, dv_pitch, dv_head,
+    dq_local, dk_local, dv_local, q_local, arena, kept, programs, sources,
+    dq_pitch, dq_head, dk_pitch, dk_head, dv_pitch, dv_head, q_pitch, q_head,
     H: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, E: tl.constexpr, E1: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Sum partial gradients, each program into some rows of a dQ, dK or dV."""
     program = programs + tl.program_id(0) * MOVE
-    memory, wire = (arena, kept), (wire_local, 0, 0)
+    memory, wire = (arena, kept), (q_local, q_pitch, q_head)
     form = tl.load(program + 9)
     if form == 0:
         sum_rows(program, sources, (dq_local, dq_pitch, dq_head), wire, memory, BLOCK_M, H, D, D1, UNIT)
@@ -157,7 +158,7 @@ def copy_slots(
     program = programs + tl.program_id(0) * MOVE
     memory = (arena, kept)
     form = tl.load(program + 9)
-    partial, wire = (lse_local, 0, 0), (q_local, 0, 0)  # for their types
+    partial, wire = (lse_local, lse_pitch, lse_head), (q_local, q_pitch, q_head)  # for their types
     if form == 0:
         copy_input(program, sources, (q_local, q_pitch, q_head), memory, BLOCK_M, H, D, D1, UNIT)
     elif form == 1:

@@ -27,7 +27,7 @@ class Upload:
     def send(self, device: torch.device) -> DeviceTables:
         """Send all tables."""
         on_gpu = device.type == "cuda"
-        host = torch.zeros(self._size, dtype=torch.int32, pin_memory=on_gpu)
+        host = torch.empty(self._size, dtype=torch.int32, pin_memory=on_gpu)
         start, numbers = 0, host.numpy()
         for table in self._tables:
             numbers[start : start + table.size] = table.ravel()
@@ -66,4 +66,3 @@ class DeviceTables:
                     stream.wait_event(self._sent)
                 self.memory.record_stream(stream)
                 self._streams.add(stream)
-
