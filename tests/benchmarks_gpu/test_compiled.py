@@ -1,0 +1,69 @@
+"""Every configuration of the Triton kernels compiled for GPUs, on a machine without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUNS = [  # targets and dtypes, the longest first
+    (["90"], ["bfloat16", "float32"]),
+    (["100"], ["bfloat16"]),
+    (["80"], ["bfloat16"]),
+    (["89"], ["bfloat16"]),
+    (["90"], ["float16"]),
+]
+
+
+def compile_all(run: tuple[list[str], list[str]], folder: Path) -> list[dict]:
+    targets, dtypes = run
+    out = folder / f"{'-'.join(targets + dtypes)}.json"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "TRITON_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, "-m", "benchmarks.gpu.compiled", "--targets", *targets, "--dtypes", *dtypes]
+    done = subprocess.run([*command, "--out", str(out)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("compiled")
+    with ThreadPoolExecutor(2) as pool:
+        return [row for part in pool.map(lambda run: compile_all(run, folder), RUNS) for row in part]
+
+
+def some(rows: list[dict], **wanted) -> list[dict]:
+    found = [row for row in rows if all(row[name] in values for name, values in wanted.items())]
+    assert found
+    return found
+
+
+def test_every_kernel_shape_and_target_is_there(rows):
+    kernels = {"forward", "backward", "merge_outputs", "sum_gradients", "copy_slots"}
+    for target, dtype in [(80, "bfloat16"), (89, "bfloat16"), (90, "float16"), (90, "float32"), (100, "bfloat16")]:
+        for dims in ([64, 64], [128, 128], [192, 128], [256, 256]):
+            found = some(rows, target=[target], dtype=[dtype], dims=[dims])
+            assert kernels <= {row["kernel"] for row in found}
+
+
+def test_attention_in_half_precision_is_on_matrix_units_and_loads_16_bytes_at_once(rows):
+    for row in some(rows, kernel=["forward", "backward"], dtype=["bfloat16", "float16"]):
+        assert row["matrix"] > 0, row
+        assert row["copies_of_16_bytes"] > 0 or row["target"] == 89, row  # which may have no room to load ahead
+
+
+def test_what_is_spilled(rows):
+    """Next to nothing but in the backward, which holds two gradients of a tile; there a small part of 255 registers of
+    4 bytes."""
+    half = some(rows, dtype=["bfloat16", "float16"])
+    for row in some(half, kernel=["forward", "forward, softcap", "merge_outputs", "sum_gradients", "copy_slots"]):
+        assert row["stack_bytes"] <= 16, row
+    for row in some(half, kernel=["backward", "backward, softcap"]):
+        assert row["stack_bytes"] <= (160 if max(row["dims"]) <= 128 else 300), row
