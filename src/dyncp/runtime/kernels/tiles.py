@@ -78,82 +78,117 @@ def cut(patterns: Patterns, tiling: Tiling) -> Cut:
 
 @jit
 def cut_patterns(patterns: tuple[Any, ...], tiling: tuple[Any, ...], line_ptr: Ints, run_ptr: Ints) -> Ints:
-    """int64[K, 3]: the runs of all lines; fills in `run_ptr`."""
+    """int64[K, 3]: the runs of all lines; fills in `run_ptr`. Takes time for the tiles that are visited, not for all
+    that there are."""
     planes, base, depth, rows, keys = patterns
     heads, block_m, block_n, by_keys = tiling
     runs, used = np.empty((1024, 3), np.int64), 0
     for p in range(len(base)):
-        high, wide = -(-rows[p] * heads // block_m), -(-keys[p] // block_n)
-        lines, tiles = (wide, high) if by_keys else (high, wide)
-        seen = np.zeros((depth[p], lines, tiles), np.int32)  # pairs that each plane leaves in each tile
-        line = np.zeros(wide + 1, np.int32)
-        for r in range(depth[p]):
-            of_plane = planes[base[p] + 2 * r * rows[p] :]
-            for i in range(high):
-                first, last = i * block_m // heads, min(-(-(i + 1) * block_m // heads), rows[p])
-                begin, end = count_seen(of_plane, rows[p], first, last, block_n, line)
-                for j in range(begin, end):
-                    if by_keys:
-                        seen[r, j, i] = line[j]
-                    else:
-                        seen[r, i, j] = line[j]
-                    line[j] = 0
-        is_full = np.empty(tiles, np.bool_)
-        for n in range(lines):
-            for tile in range(tiles):
-                i, j = (tile, n) if by_keys else (n, tile)
-                width = min((j + 1) * block_n, keys[p]) - j * block_n
-                height = min(-(-(i + 1) * block_m // heads), rows[p]) - i * block_m // heads
-                # A tile that reaches beyond the block along its line is left to the loop that looks where it ends.
-                whole = (i + 1) * block_m <= rows[p] * heads if by_keys else width == block_n
-                pairs = 0
-                for r in range(depth[p]):
-                    pairs += seen[r, n, tile]
-                is_full[tile] = whole and pairs == height * width
-            if used + (depth[p] + 1) * tiles > len(runs):
-                more = np.empty((2 * len(runs) + (depth[p] + 1) * tiles, 3), np.int64)
+        own = planes[base[p] : base[p] + 2 * depth[p] * rows[p]].reshape(depth[p], 2, rows[p])
+        tiles = visited_tiles(own, keys[p], heads, block_m, block_n, by_keys)
+        first, last = line_ptr[p], line_ptr[p + 1]
+        order, ptr = by_line(tiles, last - first, 1 if by_keys else 0)
+        for line in range(last - first):
+            of_line = order[ptr[line] : ptr[line + 1]]
+            if used + len(of_line) > len(runs):
+                more = np.empty((2 * (used + len(of_line)), 3), np.int64)
                 more[:used] = runs[:used]
                 runs = more
             for plane in range(FULL, depth[p]):
-                used += write_runs(seen[max(plane, 0), n], is_full, plane, runs, used)
-            run_ptr[line_ptr[p] + n + 1] = used
+                used += write_runs(tiles, of_line, 0 if by_keys else 1, plane, runs, used)
+            run_ptr[first + line + 1] = used
     return runs[:used]
 
 
 @part
-def count_seen(planes: Ints, rows: int, first: int, last: int, block_n: int, line: Ints) -> tuple[int, int]:
-    """Count the pairs of rows `[first, last)` that a plane leaves in each tile of a line, which is 0 before. Returns
-    the bounds of the tiles that are not."""
-    begin, end = len(line), 0
+def visited_tiles(planes: Ints, keys: int, heads: int, block_m: int, block_n: int, by_keys: bool) -> Ints:
+    """int32[V, 3]: query tile, key tile and plane (or FULL) of all visits to tiles of a block, by query tile."""
+    depth, _, rows = planes.shape
+    wide = -(-keys // block_n)
+    seen = np.zeros((depth, wide + 1), np.int32)  # pairs that each plane leaves in each tile of a line
+    begin, end = np.empty(depth, np.int64), np.empty(depth, np.int64)
+    tiles, used = np.empty((1024, 3), np.int32), 0
+    for i in range(-(-rows * heads // block_m)):
+        first, last = i * block_m // heads, min(-(-(i + 1) * block_m // heads), rows)
+        # A tile that reaches beyond the block along its line is left to the loop that looks where it ends.
+        whole_rows = not by_keys or (i + 1) * block_m <= rows * heads
+        most = 0
+        for r in range(depth):
+            begin[r], end[r] = count_seen(planes[r], first, last, block_n, seen[r])
+            most += max(end[r] - begin[r], 0)
+        if used + most > len(tiles):
+            more = np.empty((2 * (used + most), 3), np.int32)
+            more[:used] = tiles[:used]
+            tiles = more
+        for r in range(depth):
+            for j in range(begin[r], end[r]):
+                if seen[r, j] > 0:
+                    pairs, lowest = 0, r
+                    for other in range(depth - 1, -1, -1):
+                        pairs += seen[other, j]
+                        if seen[other, j] > 0:
+                            lowest = min(lowest, other)
+                    width = min((j + 1) * block_n, keys) - j * block_n
+                    is_full = whole_rows and (by_keys or width == block_n) and pairs == (last - first) * width
+                    if not is_full or lowest == r:
+                        tiles[used, 0], tiles[used, 1], tiles[used, 2] = i, j, FULL if is_full else r
+                        used += 1
+        for r in range(depth):
+            seen[r, begin[r] : end[r]] = 0
+    return tiles[:used]
+
+
+@part
+def count_seen(plane: Ints, first: int, last: int, block_n: int, seen: Ints) -> tuple[int, int]:
+    """Count the pairs of rows `[first, last)` that a plane leaves in each tile; `seen` is 0 before. Returns the bounds
+    of the tiles that are not."""
+    begin, end = len(seen), 0
     for row in range(first, last):
-        lo, hi = planes[row], planes[rows + row]
+        lo, hi = plane[0, row], plane[1, row]
         if lo >= hi:
             continue
         j, stop = lo // block_n, (hi - 1) // block_n + 1
         begin, end = min(begin, j), max(end, stop)
-        # As differences from tile to tile: the tiles between the first and the last have all keys.
-        line[j] += min(hi, (j + 1) * block_n) - lo
+        # As differences from tile to tile: those between the first and the last have all keys.
+        seen[j] += min(hi, (j + 1) * block_n) - lo
         if stop - j > 1:
-            line[j + 1] += block_n - ((j + 1) * block_n - lo)
-            line[stop - 1] -= stop * block_n - hi
-            line[stop] -= block_n - (stop * block_n - hi)
+            seen[j + 1] += lo - j * block_n
+            seen[stop - 1] -= stop * block_n - hi
+            seen[stop] -= hi - (stop - 1) * block_n
         else:
-            line[stop] -= hi - lo
+            seen[stop] -= hi - lo
     for j in range(begin + 1, end):
-        line[j] += line[j - 1]
+        seen[j] += seen[j - 1]
     if begin < end:
-        line[end] = 0
+        seen[end] = 0
     return begin, end
 
 
 @part
-def write_runs(seen: Ints, is_full: Ints, plane: int, runs: Ints, at: int) -> int:
-    """Find the runs of one plane, or the full ones, in a line; returns how many there are."""
-    found = length = 0
-    for tile in range(len(is_full) + 1):
-        if tile < len(is_full) and (is_full[tile] if plane == FULL else seen[tile] > 0 and not is_full[tile]):
-            length += 1
-        elif length > 0:
-            runs[at + found, 0], runs[at + found, 1], runs[at + found, 2] = tile - length, length, plane
-            found, length = found + 1, 0
+def by_line(tiles: Ints, lines: int, column: int) -> tuple[Ints, Ints]:
+    """Visits sorted by line, as they were within one; and the bounds of the lines."""
+    ptr = np.zeros(lines + 1, np.int64)
+    for visit in range(len(tiles)):
+        ptr[tiles[visit, column] + 1] += 1
+    ptr = np.cumsum(ptr)
+    order, at = np.empty(len(tiles), np.int64), ptr[:-1].copy()
+    for visit in range(len(tiles)):
+        line = tiles[visit, column]
+        order[at[line]] = visit
+        at[line] += 1
+    return order, ptr
+
+
+@part
+def write_runs(tiles: Ints, of_line: Ints, column: int, plane: int, runs: Ints, at: int) -> int:
+    """Find the runs of one plane, or the full ones, among the visits of a line; returns how many there are."""
+    found = 0
+    for visit in of_line:
+        if tiles[visit, 2] == plane:
+            tile = tiles[visit, column]
+            if found > 0 and tile == runs[at + found - 1, 0] + runs[at + found - 1, 1]:
+                runs[at + found - 1, 1] += 1
+            else:
+                runs[at + found, 0], runs[at + found, 1], runs[at + found, 2] = tile, 1, plane
+                found += 1
     return found

@@ -191,16 +191,23 @@ def _widened(*fields: Tensor) -> list[Tensor]:
 
 
 def _query_side(q: Tensor, do: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
-    """What the backward operator takes of a query block.
-
-    The operator asks for the output O, but only to form `delta = sum(dO * O)`. A rank that computes for another has
-    delta instead, so it gives the projection of O on dO, `dO * delta / sum(dO * dO)`: the shortest vector with that
-    delta.
-    """
+    """What the backward operator takes of a query block."""
     do = do.float()
+    lse_1HQ = lse[:, :, 0].t().contiguous().unsqueeze(0)
+    return (*_widened(q, do, stand_in(do, delta)), lse_1HQ)
+
+
+def stand_in(do: Tensor, delta: Tensor) -> Tensor:
+    """What to give a flash backward operator as the output O.
+
+    Such an operator asks for O, but only to form `delta = sum(dO * O)`. A rank that computes for another has delta
+    instead, so it gives the projection of O on dO, `dO * delta / sum(dO * dO)`: the shortest vector with that delta.
+
+    Args:
+        do: fp32[rows, heads, dim].
+        delta: fp32[rows, heads, 1].
+    """
     # Small gradients must not vanish when squared, beside whatever other rows hold; nor may a NaN leave its row.
     largest = do.abs().amax(2, keepdim=True).clamp_min_(TINY)
     scaled = do / largest
-    o = scaled * (delta / largest / (scaled * scaled).sum(2, keepdim=True).clamp_min_(TINY))
-    lse_1HQ = lse[:, :, 0].t().contiguous().unsqueeze(0)
-    return (*_widened(q, do, o), lse_1HQ)
+    return scaled * (delta / largest / (scaled * scaled).sum(2, keepdim=True).clamp_min_(TINY))
