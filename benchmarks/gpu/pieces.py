@@ -32,7 +32,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.buffers import Buffers, allocate
 from dyncp.runtime.executor import Executor
 from dyncp.runtime.kernels.api import Score
-from dyncp.runtime.prepare import prepare
+from dyncp.runtime.prepare import prepared_for
 from dyncp.runtime.transports.api import Message
 
 TIMEOUT_S = 60.0
@@ -83,7 +83,7 @@ class Piece:
 def piece_of(part: RankPlan, pass_: Pass, kernels: str, device: torch.device) -> Piece:
     """A pass ready to run on random tensors; messages do not move."""
     (mask,) = part.header.mask_names
-    prepared = prepare(part, mask, kernels, device)
+    prepared = prepared_for(part, mask, kernels, device)
     transport = Silent(part.rank, part.header.ranks)
     executor = Executor(part, mask, prepared, transport, Score(1 / math.sqrt(part.header.shape.head_dim)), TIMEOUT_S)
     kept = allocate(executor.program(pass_).kept_bytes, device).zero_()

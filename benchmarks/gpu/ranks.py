@@ -27,7 +27,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.attention import run_backward, run_forward
 from dyncp.runtime.executor import Executor
 from dyncp.runtime.kernels.api import Score
-from dyncp.runtime.prepare import prepare
+from dyncp.runtime.prepare import prepared_for
 from dyncp.runtime.transports.local import LocalTransport, run_ranks
 from dyncp.strategies import build
 from dyncp.strategies.api import Options
@@ -76,7 +76,7 @@ def on_ranks(plan: Plan, batch: Batch, kernels: str, inputs: Inputs) -> list[Ten
         rows = (first[sequence] + position).to(inputs.q.device)
         q, k, v, do = (tensor[rows] for tensor in inputs)
         part = plan.rank(transport.rank)
-        prepared = prepare(part, DEFAULT_MASK, kernels, q.device)
+        prepared = prepared_for(part, DEFAULT_MASK, kernels, q.device)
         executor = Executor(part, DEFAULT_MASK, prepared, transport, score, TIMEOUT_S)
         done = run_forward(executor, q, k, v, None)
         dq, dk, dv, _ = run_backward(executor, q, k, v, None, done, do)

@@ -23,7 +23,7 @@ from benchmarks.gpu.peers import Contender, Flex, Ours, sdpa
 from benchmarks.gpu.session import Findings, Row, Session
 from dyncp.ir.mask import Mask
 from dyncp.ir.shape import AttentionShape
-from dyncp.runtime.prepare import prepare
+from dyncp.runtime.prepare import prepared_for
 
 PASSES = ("forward", "backward", "both")
 MOST_SETS = 16
@@ -157,7 +157,7 @@ def building(session: Session, entry: Entry) -> Row:
     def build() -> Contender:
         if isinstance(contender, Ours):
             fresh = Ours(contender.name, unprepared(contender.part), contender.kernels)
-            prepare(fresh.part, fresh.part.header.mask_names[0], fresh.kernels, session.device)
+            prepared_for(fresh.part, fresh.part.header.mask_names[0], fresh.kernels, session.device)
             return fresh
         assert isinstance(contender, Flex)
         contender.build()

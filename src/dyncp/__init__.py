@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dyncp.lookahead.loader import DynamicLoader
     from dyncp.lookahead.stores.tcp import TcpStore
     from dyncp.runtime.attention import attention
+    from dyncp.runtime.prepare import prepare
     from dyncp.strategies import make_plan
     from dyncp.strategies.api import Options
 
@@ -42,6 +43,7 @@ __all__ = [
     "make_plan",
     "Plan",
     "attention",
+    "prepare",
     "DynamicLoader",
     "Planning",
     "Batching",
@@ -59,6 +61,7 @@ _MODULES = {
     "make_plan": "dyncp.strategies",
     "Plan": "dyncp.ir.plan",
     "attention": "dyncp.runtime.attention",
+    "prepare": "dyncp.runtime.prepare",
     "DynamicLoader": "dyncp.lookahead.loader",
     "Planning": "dyncp.lookahead.config",
     "Batching": "dyncp.lookahead.config",

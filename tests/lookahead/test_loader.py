@@ -421,3 +421,32 @@ def test_samples_that_are_cut_for_want_of_room_are_said(caplog, batching, said):
     with open_loaders([Counting()], batching):
         pass
     assert ("2 of 12 samples are longer than the 50 tokens of a batch and are cut" in caplog.text) == said
+
+
+def test_plans_are_prepared_before_they_are_due():
+    """Each once, in another thread than training's, and the same that training gets."""
+    prepared = []
+
+    def prepare(plan):
+        prepared.append((plan, threading.current_thread()))
+
+    with DynamicLoader(
+        Counting(), planning(1), Batching(100), LookAhead(kappa=2, workers=0, timeout_s=20), prepare=prepare
+    ) as loader:
+        for number, batch in enumerate(loader):
+            assert prepared[number][0] is batch.plan
+    assert threading.current_thread() not in {thread for _, thread in prepared}
+    assert len(prepared) == number + 1 > 2
+
+
+def test_what_preparing_raises_reaches_training():
+    def prepare(plan):
+        raise ValueError("head dims are 512 and 512")
+
+    with (
+        DynamicLoader(
+            Counting(), planning(1), Batching(100), LookAhead(kappa=2, workers=0, timeout_s=20), prepare=prepare
+        ) as loader,
+        pytest.raises(ValueError, match="head dims are 512 and 512"),
+    ):
+        next(iter(loader))

@@ -9,7 +9,7 @@ import torch
 from dyncp.ir.blocks import HAS_KV, HAS_Q, TokenBlocks
 from dyncp.ir.plan import Kind, Place, PlanHeader, Program, Slots
 from dyncp.ir.shape import AttentionShape
-from dyncp.runtime.buffers import Buffers, Layout, Run, allocate
+from dyncp.runtime.buffers import Arenas, Buffers, Layout, Run, allocate
 
 SHAPE = AttentionShape(4, 2, 6, 2, "bfloat16")
 TOKENS = TokenBlocks([0, 0, 0], [0, 3, 8], [3, 8, 10], [HAS_Q | HAS_KV] * 3)
@@ -94,3 +94,30 @@ def test_nothing_is_zero_and_minus_infinity(buffers):
     assert o.eq(0).all()
     assert lse.eq(-torch.inf).all()
     assert buffers.fields(5)[0].eq(0).all()
+
+
+class OneStream(Arenas):
+    """As on a GPU, whose current stream is always the same."""
+
+    def _of_stream(self, device):
+        return self._free.setdefault((device, 0), [])
+
+
+def test_passes_hand_scratch_memory_on():
+    arenas, cpu = OneStream(), torch.device("cpu")
+    first, second = arenas.take(100, cpu), arenas.take(50, cpu)  # of two threads, say
+    assert first.data_ptr() != second.data_ptr()
+    arenas.give(first)
+    assert arenas.take(60, cpu) is first
+    arenas.give(first)
+    arenas.give(second)
+    larger = arenas.take(200, cpu)  # those that are too small go
+    assert len(larger) == 200
+    assert len(arenas.take(10, cpu)) == 10
+
+
+def test_memory_on_a_cpu_is_not_handed_on():
+    arenas, cpu = Arenas(), torch.device("cpu")
+    memory = arenas.take(100, cpu)
+    arenas.give(memory)
+    assert arenas.take(100, cpu) is not memory

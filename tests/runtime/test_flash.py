@@ -23,7 +23,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.kernels import api
 from dyncp.runtime.kernels.flash import TORCH_OPS, Flash, FlashOps, Form, form_of, other_kernels
 from dyncp.runtime.kernels.reference import Reference
-from dyncp.runtime.prepare import prepare
+from dyncp.runtime.prepare import prepared_for
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 8, dtype="float32")
@@ -273,7 +273,7 @@ def test_other_kernels(monkeypatch):
 
 def test_what_is_prepared_goes_with_its_plan():
     plan = block_plan(masks.causal(8), [3], SHAPE)
-    gone = weakref.ref(prepare(plan.rank(0), "default", "flash", CPU).kernels)
+    gone = weakref.ref(prepared_for(plan.rank(0), "default", "flash", CPU).kernels)
     del plan
     gc.collect()
     assert gone() is None

@@ -31,7 +31,7 @@ from dyncp.runtime.kernels.api import Score
 from dyncp.runtime.kernels.flex import TILE, Flex, compiled_flex, flex
 from dyncp.runtime.kernels.flex_tables import EMPTY, FULL, PARTIAL, Axis, classify
 from dyncp.runtime.kernels.packing import number
-from dyncp.runtime.prepare import prepare
+from dyncp.runtime.prepare import prepared_for
 from dyncp.runtime.transports.local import LocalWorld
 from dyncp.strategies import lower_layout
 from dyncp.strategies.api import Options
@@ -181,7 +181,7 @@ def test_a_bad_gradient_stays_in_its_row():
 def only_forward(tensors, plan, make, score):
     """Output of a plan for one rank, whose kernels `make` makes."""
     rank = plan.rank(0)
-    made = prepare(rank, "default", "flex", CPU)
+    made = prepared_for(rank, "default", "flex", CPU)
     object.__setattr__(made, "kernels", make(plan.header, rank.program("default"), CPU))
     executor = Executor(rank, "default", made, LocalWorld(1).transport(0), score, 30.0)
     return run_forward(executor, tensors.q, tensors.k, tensors.v, None).out
@@ -298,7 +298,7 @@ def test_number():
 
 def test_what_is_prepared_goes_with_its_plan():
     plan = block_plan(masks.causal(8), [3], SHAPE)
-    gone = weakref.ref(prepare(plan.rank(0), "default", "flex", CPU).kernels)
+    gone = weakref.ref(prepared_for(plan.rank(0), "default", "flex", CPU).kernels)
     del plan
     gc.collect()
     assert gone() is None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from builders import random_mask
+from builders import planned, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime.block_plan import block_plan
@@ -20,7 +21,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.kernels import api
 from dyncp.runtime.kernels.reference import merge, visible
 from dyncp.runtime.kernels.torch_cpu import STRIP_ROWS, TorchCpu, cut_into_strips
-from dyncp.runtime.prepare import prepare
+from dyncp.runtime.prepare import prepare, prepared_for
 
 KERNELS = ["reference", "torch_cpu", "triton"]
 
@@ -93,7 +94,7 @@ def test_masks_beyond_the_cache_are_made_anew(monkeypatch):
     monkeypatch.setattr("dyncp.runtime.kernels.torch_cpu.CACHED_MASK_BYTES", room_bytes)
     mask, shape = random_mask(np.random.default_rng(0), 90, 90), AttentionShape(2, 1, 8, dtype="float32")
     plan = block_plan(mask, [30, 60], shape)
-    kernels = prepare(plan.rank(0), "default", "torch_cpu", torch.device("cpu")).kernels
+    kernels = prepared_for(plan.rank(0), "default", "torch_cpu", torch.device("cpu")).kernels
     masked = [strip for strips in kernels._strips for strip in strips if strip.intervals is not None]
     cached = [strip.mask for strip in masked if strip.mask is not None]
     assert 0 < len(cached) < len(masked)
@@ -218,10 +219,28 @@ def test_choice_of_kernels():
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_what_is_prepared_goes_with_its_plan(kernels):
     plan, cpu = block_plan(masks.causal(8), [3], AttentionShape(2, 1, 8, dtype="float32")), torch.device("cpu")
-    first = prepare(plan.rank(0), "default", kernels, cpu)
-    assert prepare(plan.rank(0), "default", kernels, cpu) is first
-    assert prepare(plan.rank(0), "default", "auto", cpu) is not first
+    prepare(plan.rank(0), cpu, kernels)
+    first = prepared_for(plan.rank(0), "default", kernels, cpu)
+    assert prepared_for(plan.rank(0), "default", kernels, cpu) is first
+    assert prepared_for(plan.rank(0), "default", "auto", cpu) is not first
     gone = weakref.ref(first.kernels)
     del plan, first
     gc.collect()
     assert gone() is None
+
+
+def test_preparing_ahead():
+    """All masks, once, whichever thread comes first; training finds what was made."""
+    batch = Batch([Sequence(8, {"a": masks.causal(8), "b": masks.full(8)})])
+    part, cpu = planned(batch, 1).plan.rank(0), torch.device("cpu")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: prepare(part, "cpu"), range(8)))
+        made = set(pool.map(lambda _: prepared_for(part, "a", "auto", cpu), range(8)))
+    assert len(made) == 1
+    assert prepared_for(part, "b", "auto", cpu) not in made
+
+
+def test_preparing_for_no_gpu_in_particular():
+    part = block_plan(masks.causal(8), [3], AttentionShape(2, 1, 8, dtype="float32")).rank(0)
+    with pytest.raises(ValueError, match="device is cuda, of which each thread has its own idea; say which GPU"):
+        prepare(part, "cuda")

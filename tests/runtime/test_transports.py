@@ -24,7 +24,7 @@ from dyncp.runtime.attention import run_backward, run_forward
 from dyncp.runtime.buffers import Buffers, Layout, allocate
 from dyncp.runtime.executor import Executor
 from dyncp.runtime.kernels.api import Score
-from dyncp.runtime.prepare import Prepared, prepare
+from dyncp.runtime.prepare import Prepared, prepared_for
 from dyncp.runtime.transports import torch_dist
 from dyncp.runtime.transports.api import TransportError
 from dyncp.runtime.transports.torch_dist import TorchDistTransport, by_peer
@@ -317,7 +317,7 @@ def test_nothing_waits_for_the_gpu(calls, strategy, exchange):
         k, v = (torch.empty(rows, SHAPE.kv_heads, SHAPE.head_dim, device="meta") for _ in range(2))
         transport = TorchDistTransport(exchange=exchange)
         transport.known.last_steps[f"{plan.digest} default"] = tuple(calls.greatest)  # as after a first call
-        prepared = prepare(part, "default", "reference", q.device)
+        prepared = prepared_for(part, "default", "reference", q.device)
         executor = Executor(part, "default", prepared, transport, Score(0.3), 10.0)
         with NothingWaits():
             done = run_forward(executor, q, k, v, None)

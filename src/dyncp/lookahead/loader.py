@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import finalize
 
+from dyncp.ir.plan import RankPlan
 from dyncp.lookahead.config import Batching, LookAhead, Planning, check_whole
 from dyncp.lookahead.exchange import LEAST_DRIFT, Exchange
 from dyncp.lookahead.health import COUNTED, Health, LoaderReport, Pace
@@ -24,9 +25,6 @@ from dyncp.lookahead.stores.api import PlanStore, check_name
 from dyncp.lookahead.stores.memory import MemoryStore
 from dyncp.lookahead.stores.patient import Patient
 from dyncp.lookahead.workers import PLANNER
-
-if TYPE_CHECKING:
-    pass
 
 STATE_VERSION = 1
 MOST_EPOCHS = 1 << 40
@@ -72,6 +70,8 @@ class DynamicLoader:
             where `torch.distributed` is initialised. Needed only without that, for a store that outlives the job.
         planner: what planner processes run, `module:function` from a `dyncp.lookahead.messages.Task` to an `Answer`,
             for planners of your own.
+        prepare: called with each plan before its batch is due, by the thread that fetches plans: `dyncp.prepare` for a
+            GPU, see there. What it raises, training gets at that batch.
 
     Raises:
         ValueError: a rank outside the cluster, several ranks without a store, a bad key, or what cannot be a dataset.
@@ -90,6 +90,7 @@ class DynamicLoader:
         key: bytes | None = None,
         run: str | None = None,
         planner: str = PLANNER,
+        prepare: Callable[[RankPlan], object] | None = None,
     ) -> None:
         for name, value, kind, expected in (
             ("planning", planning, Planning, "Planning"),
@@ -124,6 +125,7 @@ class DynamicLoader:
         self._exchange = Exchange(self._store, Seal(store.job, key), ranks, drift)
         self._run = run
         self._planner = planner
+        self._prepare = prepare
         self._planned = planning_digest(planning, batching.weights or {})
         self._health, self._pace = Health(), Pace()
         self._producer: PlanProducer | None = None
@@ -198,6 +200,7 @@ class DynamicLoader:
             self.rank,
             self.lookahead.kappa,
             hello,
+            self._prepare,
         )
         self._scouts = [one for one in self._scouts if not one.run.ended] + [scout]
         return Pass(self, scout, begin)

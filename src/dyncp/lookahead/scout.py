@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +48,7 @@ class Scout:
         rank: of the trainer.
         kappa: how many batches ahead.
         hello: for planners elsewhere, with its place; of one rank.
+        prepare: called with each plan that is fetched, see `DynamicLoader`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Scout:
         rank: int,
         kappa: int,
         hello: tuple[str, int, Hello] | None = None,
+        prepare: Callable[[RankPlan], object] | None = None,
     ) -> None:
         self.run = run
         self.first = start  # iteration
@@ -71,6 +73,7 @@ class Scout:
         self._rank = rank
         self._kappa = kappa
         self._hello = hello
+        self._prepare = prepare
         self._changed = threading.Condition()  # reentrant, see Jobs
         self._drawn: list[Draw] = []  # from iteration `_released` on
         self._released = start
@@ -247,6 +250,8 @@ class Scout:
             self._exchange.report_missing(self.run, iteration)
             return False
         self._check_lengths(iteration, plan)
+        if self._prepare:
+            self._prepare(plan)
         with self._changed:
             self._pointers.append(pointer)
             self._ready[iteration] = plan

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dyncp.ir.blocks import HAS_KV, HAS_Q
-from dyncp.ir.plan import BACKWARD, FORWARD, Plan, PlanHeader, RankPlan
+from dyncp.ir.plan import BACKWARD, FORWARD, Pass, Plan, PlanHeader, RankPlan
 from dyncp.runtime.buffers import DTYPES, Buffers, allocate
 from dyncp.runtime.executor import Executor
 from dyncp.runtime.kernels.api import Score
 from dyncp.runtime.kernels.reference import finite
-from dyncp.runtime.prepare import prepare
+from dyncp.runtime.prepare import prepared_for
 from dyncp.runtime.transports.api import Transport
 from dyncp.runtime.transports.local import LocalWorld
 from dyncp.runtime.transports.torch_dist import TorchDistTransport
@@ -67,7 +67,9 @@ def attention(
         softcap: scores become `softcap * tanh(score / softcap)`; a positive number.
         sinks: `[q_heads]`, a learned logit per head that takes part in every row's softmax and has no value. Its
             gradient is the part of this rank's tokens: sum it over the ranks like that of any replicated parameter.
-        kernels: `auto`, `torch_cpu` or `reference`.
+        kernels: `auto` takes `torch_cpu` on a CPU and `triton` on a GPU where that is installed, else `reference`, and
+            says so in the log (logger `dyncp`). `triton` has head dims up to 256. `flex` and `flash` run divisions of a
+            plan by PyTorch's FlexAttention and FlashAttention, see `runtime/kernels/`.
         timeout_s: the longest to wait for the messages of one step; with NCCL the time-out of the process group holds
             instead.
         compare_digests: make sure before each pass that all ranks run the same one, of the same plan, with the same
@@ -97,7 +99,7 @@ def attention(
     timeout_s = _number(
         "timeout_s", timeout_s, FP32.tiny, LONGEST_TIMEOUT_S, f"seconds, above 0 and at most {LONGEST_TIMEOUT_S:g}"
     )
-    made = prepare(part, mask, kernels, q.device)
+    made = prepared_for(part, mask, kernels, q.device)
     compared = None
     if q.device.type == "cpu" if compare_digests is None else compare_digests:
         compared = f"scale {score.scale:.6g}, softcap {score.softcap}, {'no ' * (sinks is None)}sinks"
@@ -123,7 +125,7 @@ def run_forward(executor: Executor, q: Tensor, k: Tensor, v: Tensor, sinks: Tens
     lse = q.new_full((*rows, 1), -math.inf, dtype=torch.float32)
     kept = allocate(executor.program(FORWARD).kept_bytes, q.device)
     local = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
-    executor.run(FORWARD, Buffers(executor.prepared.layout(FORWARD), local, kept))
+    _run(executor, FORWARD, local, kept)
     if sinks is not None:
         with_sinks = torch.logaddexp(lse, sinks.float().view(1, -1, 1))
         o *= torch.exp(lse - finite(with_sinks))
@@ -138,12 +140,18 @@ def run_backward(
     delta = (do.float() * done.out.float()).sum(2, keepdim=True)
     dq, dk, dv = (torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device) for tensor in (q, k, v))
     local = {"q": q, "k": k, "v": v, "do": do, "lse": done.lse, "delta": delta, "dq": dq, "dk": dk, "dv": dv}
-    executor.run(BACKWARD, Buffers(executor.prepared.layout(BACKWARD), local, done.kept))
+    _run(executor, BACKWARD, local, done.kept)
     if sinks is None:
         return dq, dk, dv, None
     # The sink takes exp(sink - lse) of each row's softmax, with a value of zero, so dP - delta is -delta there.
     share = torch.exp(sinks.float().view(1, -1, 1) - done.lse)
     return dq, dk, dv, -(share * delta).sum((0, 2)).to(sinks.dtype)
+
+
+def _run(executor: Executor, pass_: Pass, local: dict[str, Tensor], kept: Tensor) -> None:
+    buffers = Buffers(executor.prepared.layout(pass_), local, kept)
+    executor.run(pass_, buffers)
+    buffers.release()  # not after an error, when messages may still be on their way
 
 
 class PlannedAttention(torch.autograd.Function):

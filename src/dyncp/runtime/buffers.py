@@ -65,12 +65,46 @@ class Layout:
         return place, start, stop
 
 
+class Arenas:
+    """Scratch memory that passes on a GPU hand on to each other, so that a pass allocates none.
+
+    Passes that are queued on one stream run one after the other, and all messages of a pass have come and gone before
+    it ends, so the next one may use the same memory though none of it has happened yet. What is handed on grows to the
+    largest that a pass has needed. While a CUDA graph is captured memory is allocated as torch does it, since a graph
+    keeps what it was captured with.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.device, int], list[Tensor]] = {}  # by stream
+
+    def take(self, size_bytes: int, device: torch.device) -> Tensor:
+        """uint8 memory, not initialised, of at least that size."""
+        free = self._of_stream(device)
+        while free:  # of several threads' passes on one stream, each takes its own
+            memory = free.pop()
+            if len(memory) >= size_bytes:
+                return memory
+        return allocate(size_bytes, device)
+
+    def give(self, memory: Tensor) -> None:
+        """Hand on memory of a pass that is queued, on the stream that it was taken on."""
+        self._of_stream(memory.device).append(memory)
+
+    def _of_stream(self, device: torch.device) -> list[Tensor]:
+        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return []
+        return self._free.setdefault((device, torch.cuda.current_stream(device).cuda_stream), [])
+
+
+ARENAS = Arenas()
+
+
 class Buffers:
     """The memory of one run of a program, seen through its slots.
 
-    A slot's fields are views `[rows, heads, dim]` of the caller's tensors (`Place.LOCAL`), of scratch memory that lives
-    as long as this object (`ARENA`), or of memory that lives from the forward to the backward (`KEPT`). A view is made
-    when it is first asked for, and once per run.
+    A slot's fields are views `[rows, heads, dim]` of the caller's tensors (`Place.LOCAL`), of scratch memory that is
+    this object's until `release` (`ARENA`), or of memory that lives from the forward to the backward (`KEPT`). A view
+    is made when it is first asked for, and once per run.
 
     Args:
         layout: of the program.
@@ -82,10 +116,14 @@ class Buffers:
     def __init__(self, layout: Layout, local: Mapping[str, Tensor], kept: Tensor) -> None:
         self.layout = layout
         self.local = local
-        self.arena, self.kept = allocate(layout.arena_bytes, kept.device), kept
+        self.arena, self.kept = ARENAS.take(layout.arena_bytes, kept.device), kept
         self.device = kept.device
         self._memory = {int(Place.ARENA): self.arena, int(Place.KEPT): kept}
         self._fields: list[tuple[Tensor, ...] | None] = [None] * len(layout.slots)
+
+    def release(self) -> None:
+        """Hand on scratch memory, after the last instruction."""
+        ARENAS.give(self.arena)
 
     def fields(self, slot: int) -> tuple[Tensor, ...]:
         """The fields of a slot, in the order of `FIELDS`, each `[rows, heads, dim]`."""

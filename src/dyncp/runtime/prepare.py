@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
 
-from dyncp.ir.plan import FORWARD, Pass, Program, RankPlan, RankProgram
+from dyncp.ir.plan import FORWARD, Pass, RankPlan, RankProgram
 from dyncp.runtime.buffers import Layout
 from dyncp.runtime.kernels.api import Kernels, choose_kernels
 
@@ -24,27 +25,58 @@ class Prepared:
         return self.layouts[0 if pass_ is FORWARD else 1]
 
 
-# Of the programs in use: all layers of a model and both passes share them, and they go with the program.
-_prepared: WeakKeyDictionary[RankProgram, dict[tuple[str, torch.device], Prepared]] = WeakKeyDictionary()
+@dataclass(frozen=True, slots=True)
+class _OfProgram:
+    """All that is prepared of a program; only one thread prepares at a time, and others wait for it."""
+
+    made: dict[tuple[str, torch.device], Prepared] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
 
 
-def prepare(plan: RankPlan, mask: str, kernels: str, device: torch.device) -> Prepared:
-    """Make ready what runs of one rank's part of a plan share, at first use: tables of blocks, on a GPU in its memory.
+# Of the programs in use: all layers of a model and both passes share it, and it goes with the program.
+_prepared: WeakKeyDictionary[RankProgram, _OfProgram] = WeakKeyDictionary()
+_looking_up = Lock()
+
+
+def prepare(plan: RankPlan, device: torch.device | str, kernels: str = "auto") -> None:
+    """Make ready for a plan before `attention` is called with it: tables of its blocks are made and, for a GPU, sent
+    there, on a stream of their own. `attention` does it at the first call with a plan otherwise, where training waits.
+
+    It may be called from another thread, as `DynamicLoader` does with what it is given as `prepare`:
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        loader = DynamicLoader(..., prepare=lambda plan: dyncp.prepare(plan, device))
 
     Args:
-        plan: one rank's part of a plan.
-        mask: name of one of its masks.
+        plan: this rank's part of a plan; all its masks are made ready.
+        device: of the tensors to come, a GPU with its number.
         kernels: as in `attention`.
-        device: of the tensors.
+
+    Raises:
+        ValueError: unknown kernels, such as do not run on the device, or a GPU without a number.
+    """
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        raise ValueError(
+            "device is cuda, of which each thread has its own idea; say which GPU: "
+            "torch.device('cuda', torch.cuda.current_device()), called where training runs"
+        )
+    for mask in plan.header.mask_names:
+        prepared_for(plan, mask, kernels, device)
+
+
+def prepared_for(plan: RankPlan, mask: str, kernels: str, device: torch.device) -> Prepared:
+    """What runs of one rank's part of a plan share, made at first use.
 
     Raises:
         ValueError: unknown kernels, or such as do not run on the device.
     """
     program = plan.program(mask)
-    made = _prepared.setdefault(program, {})
-    if (kernels, device) not in made:
-        factory = choose_kernels(kernels, device)
-        programs: tuple[Program, Program] = program.forward, program.backward
-        layouts = Layout(plan.header, programs[0]), Layout(plan.header, programs[1])
-        made[kernels, device] = Prepared(factory(plan.header, program, device), layouts)
-    return made[kernels, device]
+    with _looking_up:
+        own = _prepared.setdefault(program, _OfProgram())
+    with own.lock:
+        if (kernels, device) not in own.made:
+            factory = choose_kernels(kernels, device)
+            layouts = Layout(plan.header, program.forward), Layout(plan.header, program.backward)
+            own.made[kernels, device] = Prepared(factory(plan.header, program, device), layouts)
+        return own.made[kernels, device]

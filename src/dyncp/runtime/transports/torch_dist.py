@@ -14,11 +14,11 @@ The host: it queues work and does not wait for the GPU, but at the first use of 
 program. `Work.wait()` makes a stream wait and returns; given a time-out it would block the host, so it is given none.
 With `TORCH_NCCL_BLOCKING_WAIT=1` it blocks all the same; `TORCH_NCCL_ASYNC_ERROR_HANDLING` does not change it.
 
-Memory: NCCL's stream uses memory that the allocator gave to the current stream. That is safe, because a program waits
-for all that it launches: who gets the memory next is queued on the current stream, behind that wait. In a pass that
-fails, torch keeps the memory until the messages have ended. For p2p it does so always (`record_stream`), at a price:
-scratch memory is free again when the GPU reaches the end of a pass, not when the host does, and a host that is many
-layers ahead holds the memory of as many passes. For all_to_all, torch holds references until `wait` instead.
+Memory: NCCL's stream uses memory that was given to the current stream. That is safe, because a program waits for all
+that it launches: who uses the memory next is queued on the current stream, behind that wait. So passes hand scratch
+memory on to each other (`Arenas` in `buffers.py`). For p2p torch also notes that NCCL's stream uses it
+(`record_stream`), so memory that a forward keeps for its backward is free again when the GPU has come to the end of the
+backward, not when the host has. In a pass that fails, torch keeps the memory until the messages have ended.
 
 Errors: what torch raises at `start` or `wait` becomes a `TransportError` with rank and peers. But a lost peer mostly
 shows later, to the watchdog of the process group, after the time-out given to `init_process_group`. The watchdog then
