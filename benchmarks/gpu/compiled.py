@@ -23,8 +23,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dyncp.ir.plan import BACKWARD, FORWARD
 from dyncp.ir.shape import AttentionShape
+from dyncp.runtime.kernels.configs import tiles_of
 from dyncp.runtime.kernels.triton import attention_constants, move_constants
 from dyncp.runtime.kernels.triton_attention import attend_backward, attend_forward
 from dyncp.runtime.kernels.triton_moves import copy_slots, merge_outputs, sum_gradients
@@ -45,9 +45,9 @@ def cases(dtypes: list[str], targets: list[int]) -> Iterator[tuple[str, Any, Att
         for dims in DIMS:
             shape = AttentionShape(8, 2, *dims, dtype)
             for target in targets:
-                for kernel, pass_ in ((attend_forward, FORWARD), (attend_backward, BACKWARD)):
-                    name = pass_.name
-                    constants = attention_constants(shape, target, pass_) | {"UNIT": 16, "SOFTCAP": False}
+                for kernel, config in zip((attend_forward, attend_backward), tiles_of(shape, target), strict=True):
+                    name = "forward" if kernel is attend_forward else "backward"
+                    constants = attention_constants(shape, config) | {"UNIT": 16, "SOFTCAP": False}
                     yield name, kernel, shape, target, constants
                     if (dims, dtype, target) == VARIED:
                         yield f"{name}, softcap", kernel, shape, target, constants | {"SOFTCAP": True}

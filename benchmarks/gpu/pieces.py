@@ -32,7 +32,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.buffers import Buffers, allocate
 from dyncp.runtime.executor import Executor
 from dyncp.runtime.kernels.api import Score
-from dyncp.runtime.prepare import prepared_for
+from dyncp.runtime.prepare import Prepared, prepared_for
 from dyncp.runtime.transports.api import Message
 
 TIMEOUT_S = 60.0
@@ -80,10 +80,12 @@ class Piece:
         return self.executor.program(self.pass_).instructions
 
 
-def piece_of(part: RankPlan, pass_: Pass, kernels: str, device: torch.device) -> Piece:
+def piece_of(
+    part: RankPlan, pass_: Pass, kernels: str, device: torch.device, prepared: Prepared | None = None
+) -> Piece:
     """A pass ready to run on random tensors; messages do not move."""
     (mask,) = part.header.mask_names
-    prepared = prepared_for(part, mask, kernels, device)
+    prepared = prepared or prepared_for(part, mask, kernels, device)
     transport = Silent(part.rank, part.header.ranks)
     executor = Executor(part, mask, prepared, transport, Score(1 / math.sqrt(part.header.shape.head_dim)), TIMEOUT_S)
     kept = allocate(executor.program(pass_).kept_bytes, device).zero_()

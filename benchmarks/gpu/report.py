@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,6 +100,15 @@ def table_table(rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
+def tiles_table(rows: Sequence[Row]) -> list[list[str]]:
+    """Each candidate, the fastest of each pass first."""
+    lines = [["tiles (rows, keys..., warps, stages)", "ms", "useful TFLOP/s"]]
+    for row in sorted(rows, key=lambda row: (row["pass"] == "backward", row.get("median_s", math.inf))):
+        speed = [row["error"]] if "error" in row else [ms(row["median_s"]), f"{row['flops_per_s'] * 1e-12:.3g}"]
+        lines.append([f"{row['pass']}, {row['tiles']}", *speed])
+    return lines
+
+
 TABLES: dict[str, Callable[[Sequence[Row]], list[list[str]]]] = {
     "check": check_table,
     "dense": speed_table,
@@ -107,4 +117,5 @@ TABLES: dict[str, Callable[[Sequence[Row]], list[list[str]]]] = {
     "moves": moves_table,
     "replay": replay_table,
     "table": table_table,
+    "tiles": tiles_table,
 }

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu import check, moves, replay, report, speed, table, targets
+from benchmarks.gpu import check, moves, replay, report, speed, table, targets, tiling
 from benchmarks.gpu.clock import Budget, Clock, Deadline
 from benchmarks.gpu.scale import FULL, TOY
 from benchmarks.gpu.session import Findings, Session
@@ -49,6 +49,7 @@ SECTIONS = {
     "moves": Section(moves.moves, 10, "copies and reductions against plain copies"),
     "replay": Section(replay.replay, 40, "ranks of plans for 8 and 32 ranks, alone; cost models; the host's time"),
     "table": Section(table.table, 55, "times of blocks, for `dyncp simulate --cost`"),
+    "tiles": Section(tiling.tiling, 45, "tiles of the Triton kernels against each other"),
 }
 
 

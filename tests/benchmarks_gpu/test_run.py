@@ -41,6 +41,7 @@ def toy(tmp_path_factory):
 def test_every_section_finds_something(toy):
     printed, result, _ = toy
     assert list(result["sections"]) == list(run.SECTIONS)
+    assert result["sections"].pop("tiles")["left_out"] == ["tiles, which kernels 'reference' do not have"]
     for name, section in result["sections"].items():
         assert section["rows"] and not section["left_out"] and "broken" not in section, name
         assert f"{name}: " in printed
@@ -192,3 +193,16 @@ def test_moves_move_what_they_say(kind, reduce):
         for old, near, far in fields:
             assert torch.equal(near, old + local + 1 if reduce else old)
             assert torch.equal(far, torch.full_like(far, local + 1) if reduce else old)
+
+
+def test_tiles_and_moves_of_the_triton_kernels(tmp_path):
+    out = tmp_path / "out.json"
+    words = ["--toy", "--only", "tiles", "--only", "moves", "--out", str(out), "--table", str(tmp_path / "table.json")]
+    assert run.main(words) == 0
+    sections = json.loads(out.read_text())["sections"]
+    assert [row["tiles"] for row in sections["tiles"]["rows"]] == ["as used"] * 2 + [
+        "(32, 32, 4, 1)",
+        "(32, 32, 64, 32, 4, 1)",
+    ]
+    assert all(row["median_s"] > 0 for row in sections["tiles"]["rows"])
+    assert {row["move"] for row in sections["moves"]["rows"]} == {"pack KV", "pack Q", "add OUT", "add DQ", "add DKV"}

@@ -97,21 +97,19 @@ def test_plans_in_which_nearly_everything_moves(seed):
 @pytest.mark.parametrize(
     "tiles",
     [
-        (configs.Forward(16, 64, 4, 1), configs.Backward(16, 64, 64, 16, 4, 1)),
-        (configs.Forward(128, 16, 4, 1), configs.Backward(128, 16, 16, 128, 4, 1)),
+        configs.Tiles(configs.Forward(16, 64, 4, 1), configs.Backward(16, 64, 64, 16, 4, 1)),
+        configs.Tiles(configs.Forward(128, 16, 4, 1), configs.Backward(128, 16, 16, 128, 4, 1)),
     ],
 )
 def test_any_tiles(tiles, monkeypatch):
-    monkeypatch.setattr(triton, "forward_config", lambda *_: tiles[0])
-    monkeypatch.setattr(triton, "backward_config", lambda *_: tiles[1])
+    monkeypatch.setattr(triton, "tiles_of", lambda *_: tiles)
     mask = random_mask(np.random.default_rng(5), 80, 60)
     compare(mask, [17, 50], AttentionShape(3, 1, 16, dtype="float32"), kernels="triton", softcap=3.0)
 
 
 def test_the_tiles_of_a_gpu_on_256_tokens(monkeypatch):
     shape = AttentionShape(2, 1, 32, dtype="float16")
-    monkeypatch.setattr(triton, "forward_config", lambda *_: configs.forward_config(shape, 90))
-    monkeypatch.setattr(triton, "backward_config", lambda *_: configs.backward_config(shape, 90))
+    monkeypatch.setattr(triton, "tiles_of", lambda *_: configs.tiles_of(shape, 90))
     compare(masks.causal(256), [100], shape, kernels="triton")
 
 

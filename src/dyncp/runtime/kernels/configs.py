@@ -8,7 +8,7 @@ tile is must have been loaded before: with three stages tiles are loaded one ahe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from dyncp.ir.shape import AttentionShape
 
@@ -99,14 +99,17 @@ def target_of(shape: AttentionShape, capability: int) -> str:
     return "small"
 
 
-def forward_config(shape: AttentionShape, capability: int) -> Forward:
-    """The forward of a shape on a target."""
-    return _smallest(FORWARD[target_of(shape, capability)], shape)
+class Tiles(NamedTuple):
+    """Of both passes."""
+
+    forward: Forward
+    backward: Backward
 
 
-def backward_config(shape: AttentionShape, capability: int) -> Backward:
-    """The backward of a shape on a target."""
-    return _smallest(BACKWARD[target_of(shape, capability)], shape)
+def tiles_of(shape: AttentionShape, capability: int) -> Tiles:
+    """Those chosen for a shape on a target."""
+    target = target_of(shape, capability)
+    return Tiles(_smallest(FORWARD[target], shape), _smallest(BACKWARD[target], shape))
 
 
 def _smallest(configs: dict[int, C], shape: AttentionShape) -> C:

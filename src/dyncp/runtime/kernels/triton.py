@@ -20,7 +20,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.buffers import Buffers
 from dyncp.runtime.kernels import reference
 from dyncp.runtime.kernels.api import Score, mask_patterns
-from dyncp.runtime.kernels.configs import INTERPRETER, backward_config, forward_config
+from dyncp.runtime.kernels.configs import INTERPRETER, Backward, Forward, Tiles, tiles_of
 from dyncp.runtime.kernels.move_tables import Chunks, copy_tables, reduction_tables, runs_in_kernels
 from dyncp.runtime.kernels.tables import Masks, SlotTable, backward_tables, forward_tables
 from dyncp.runtime.kernels.tiles import Patterns, Tiling
@@ -53,18 +53,25 @@ class Launch(NamedTuple):
 class Triton:
     """Kernels in Triton; see `Kernels`. On a CPU under Triton's interpreter only, for tests.
 
+    Args:
+        header, program, device: as all kernels have them.
+        tiles: in place of those in `configs.py`.
+
     Raises:
         ValueError: head dims that the kernels do not have, or tensors on a CPU without the interpreter.
     """
 
-    def __init__(self, header: PlanHeader, program: RankProgram, device: torch.device) -> None:
+    def __init__(
+        self, header: PlanHeader, program: RankProgram, device: torch.device, tiles: Tiles | None = None
+    ) -> None:
         check_head_dims(header.shape)
         capability = capability_of(device)
         self._guard = INTERPRETING if capability == INTERPRETER else nullcontext()
         upload = Upload()
         of_comp, found = mask_patterns(program.comps, header.tokens)
         patterns = Patterns.of(found)
-        maker = _Maker(header.shape, capability, upload, upload.add(patterns.planes))
+        self.tiles = tiles or tiles_of(header.shape, capability)
+        maker = _Maker(header.shape, self.tiles, upload, upload.add(patterns.planes))
         launches: dict[Ready, Launch] = {}
         for pass_, own in ((FORWARD, program.forward), (BACKWARD, program.backward)):
             slots, masks = SlotTable(header, own), Masks(pass_, np.array(of_comp, "int64"), patterns)
@@ -115,26 +122,26 @@ class Triton:
 class _Maker:
     """Makes launches, with places in an upload instead of tables."""
 
-    def __init__(self, shape: AttentionShape, capability: int, upload: Upload, planes: slice) -> None:
-        self._shape, self._capability = shape, capability
+    def __init__(self, shape: AttentionShape, tiles: Tiles, upload: Upload, planes: slice) -> None:
+        self._shape, self._tiles = shape, tiles
         self._upload, self._planes = upload, planes
 
     def attention(self, slots: SlotTable, instruction: Attention, masks: Masks) -> Launch:
         heads, pass_ = self._shape.group_heads, masks.pass_
         fields: tuple[str, ...]
         if pass_ is FORWARD:
-            config = forward_config(self._shape, self._capability)
-            tiling = Tiling(heads, config.block_m, config.block_n, by_keys=False)
+            config: Forward | Backward = self._tiles.forward
+            tiling = Tiling(heads, self._tiles.forward.block_m, self._tiles.forward.block_n, by_keys=False)
             tables = forward_tables(slots, instruction, masks, tiling)
             kernel, fields = attend_forward, FORWARD_FIELDS
         else:
-            sizes = backward_config(self._shape, self._capability)
+            config = sizes = self._tiles.backward
             of_keys = Tiling(heads, sizes.keys_m, sizes.keys_n, by_keys=True)
             of_queries = Tiling(heads, sizes.queries_m, sizes.queries_n, by_keys=False)
             tables = backward_tables(slots, instruction, masks, of_keys, of_queries)
             kernel, fields = attend_backward, BACKWARD_FIELDS
         places = [self._upload.add(table) for table in (tables.programs, *tables.runs)]
-        constants = attention_constants(self._shape, self._capability, pass_) | {"UNIT": tables.unit}
+        constants = attention_constants(self._shape, config) | {"UNIT": tables.unit}
         return Launch(kernel, fields, len(tables.programs), (*places, self._planes), constants)
 
     def move(self, slots: SlotTable, instruction: Reduction | Copy, pass_: Pass) -> Launch:
@@ -150,9 +157,8 @@ class _Maker:
         return Launch(kernel, fields, len(moves.programs), places, move_constants(self._shape, kernel, moves.unit))
 
 
-def attention_constants(shape: AttentionShape, capability: int, pass_: Pass) -> dict[str, Any]:
+def attention_constants(shape: AttentionShape, config: Forward | Backward) -> dict[str, Any]:
     """What is compiled into the attention kernel of a pass, but for UNIT and SOFTCAP."""
-    config = (forward_config if pass_ is FORWARD else backward_config)(shape, capability)
     precision = "ieee" if shape.dtype == "float32" else "tf32"  # which matters in fp32 only
     return block_sizes(shape) | config.constants() | {"PRECISION": precision}
 
