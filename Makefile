@@ -8,6 +8,9 @@ DEMO_ARGS ?=
 BENCH_ARGS ?= --out build/bench-planner.json
 NETWORK_ARGS ?= --out build/bench-network.json
 LOOKAHEAD_ARGS ?= --out build/bench-lookahead.json
+GPU_ARGS ?=
+PYTHON_GPU ?= python3
+COMPILED_ARGS ?=
 SOAK_ARGS ?= --out build/bench-soak.json
 CORPUS ?= 2000
 # the first of these that runs, is new enough and can make a virtual environment; python3.11 first, because
@@ -16,7 +19,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python; do \
 	if $$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$name; break; fi; done)
 
-.PHONY: demo test check lint bench bench-planner bench-verify bench-network bench-lookahead bench-soak clean
+.PHONY: demo test check lint bench bench-planner bench-verify bench-network bench-lookahead bench-soak bench-gpu bench-compiled clean
 
 demo: $(VENV)/installed
 	$(BIN)/dyncp demo $(DEMO_ARGS)
@@ -48,6 +51,13 @@ bench-network: $(VENV)/installed
 # how much of planning is hidden, and what plans, stores and the loader cost (see docs/lookahead-benchmark.md)
 bench-lookahead: $(VENV)/installed
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.lookahead.run $(LOOKAHEAD_ARGS)
+
+# needs a GPU, and PyTorch with CUDA in place of what .venv has: PYTHON_GPU=... says which Python
+bench-gpu:
+	PYTHONPATH=src $(PYTHON_GPU) -m benchmarks.gpu.run $(GPU_ARGS)
+
+bench-compiled: $(VENV)/installed
+	PYTHONPATH=src $(BIN)/python -m benchmarks.gpu.compiled $(COMPILED_ARGS)
 
 # planners and the plan store are killed all the time; torch would write a page about each lost connection
 bench-soak: $(VENV)/installed

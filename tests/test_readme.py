@@ -68,6 +68,14 @@ def test_the_training_scripts_give_the_same_losses_on_two_ranks_and_on_one(tmp_p
     assert two == pytest.approx(one, abs=(1e-3, 2e-2)[number])  # fp32, and bf16
 
 
+def test_the_script_for_gpus_gives_the_same_losses_on_two_ranks_and_on_one(tmp_path):
+    (script,) = blocks(page("gpus.md"), "python")
+    with ThreadPoolExecutor() as pool:
+        two, one = map(losses, pool.map(lambda ranks: torchrun(script, ranks, tmp_path), (2, 1)))
+    assert len(two) > 3 and two[-1] < two[0]
+    assert two == pytest.approx(one, abs=1e-3)
+
+
 def test_a_run_that_is_resumed_prints_what_the_unbroken_one_does(tmp_path):
     script = blocks(page("training.md"), "python")[2]
 
