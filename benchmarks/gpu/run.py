@@ -28,7 +28,7 @@ from benchmarks.gpu.clock import Budget, Clock, Deadline
 from benchmarks.gpu.scale import FULL, TOY
 from benchmarks.gpu.session import Findings, Session
 from dyncp.bench.machine import machine, package_version
-from dyncp.runtime.kernels.api import KERNELS, is_installed
+from dyncp.runtime.kernels.api import KERNELS, objection_to
 
 FURTHER = ("flex", "flash")  # kernels that run beside those asked for, where they are there
 
@@ -102,8 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def kernels_on(device: torch.device, first: str) -> tuple[str, ...]:
     """The kernels asked for, and those of `FURTHER` that run here."""
-    there = [name for name in FURTHER if name in KERNELS and is_installed(KERNELS[name]) and name != first]
-    fit = [name for name in there if not KERNELS[name].devices or device.type in KERNELS[name].devices]
+    fit = [name for name in FURTHER if name != first and objection_to(KERNELS[name], device, 1) is None]
     return (first, *fit)
 
 

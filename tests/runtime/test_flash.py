@@ -112,7 +112,7 @@ def dense_flash():
     """`kernels="flash"` on the CPU."""
     factory = partial(Flash, ops=DENSE_OPS, others=Counting)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dyncp.runtime.prepare.choose_kernels", lambda name, device: factory)
+        patch.setattr("dyncp.runtime.prepare.choose_kernels", lambda *_: factory)
         yield
 
 
@@ -267,8 +267,11 @@ def test_forms(mask, form):
 
 def test_other_kernels(monkeypatch):
     cuda = torch.device("cuda")
+    assert other_kernels(cuda, SHAPE).__name__ == "Triton"
     monkeypatch.setitem(api.KERNELS, "triton", api.KERNELS["triton"]._replace(package="not_installed"))
-    assert other_kernels(cuda) is Reference
+    api.fastest_kernels.cache_clear()
+    assert other_kernels(cuda, SHAPE) is Reference
+    api.fastest_kernels.cache_clear()
 
 
 def test_what_is_prepared_goes_with_its_plan():
@@ -280,5 +283,5 @@ def test_what_is_prepared_goes_with_its_plan():
 
 
 def test_only_on_cuda():
-    with pytest.raises(ValueError, match="kernels 'flash' got tensors on cpu; move them to cuda, or choose 'auto'"):
-        api.choose_kernels("flash", CPU)
+    with pytest.raises(ValueError, match="kernels 'flash' do not run on cpu, but on cuda; choose 'auto'"):
+        api.choose_kernels("flash", CPU, AttentionShape(1, 1, 64))

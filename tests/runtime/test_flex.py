@@ -92,7 +92,7 @@ def literal_flex():
     """`kernels="flex"` on the CPU, by small tiles."""
     factory = partial(Flex, function=by_tiles, tile=SMALL_TILE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dyncp.runtime.prepare.choose_kernels", lambda name, device: factory)
+        patch.setattr("dyncp.runtime.prepare.choose_kernels", lambda *_: factory)
         yield
 
 
@@ -204,7 +204,7 @@ def test_flex_attention_itself_backward(monkeypatch):
     """FlexAttention's own gradient, as traced for a GPU, where the log-sum-exp has a gradient too."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
     monkeypatch.setattr(
-        "dyncp.runtime.prepare.choose_kernels", lambda name, device: partial(Flex, function=compiled_flex("aot_eager"))
+        "dyncp.runtime.prepare.choose_kernels", lambda *_: partial(Flex, function=compiled_flex("aot_eager"))
     )
     compare(random_mask(np.random.default_rng(3), 40, 30), [8, 20], AttentionShape(4, 2, 8, 18, "float32"))
     compare(random_mask(np.random.default_rng(4), 40, 30), [8, 20], AttentionShape(4, 2, 8, 18, "float32"), softcap=2.0)
@@ -305,8 +305,8 @@ def test_what_is_prepared_goes_with_its_plan():
 
 
 def test_only_on_cuda():
-    with pytest.raises(ValueError, match="kernels 'flex' got tensors on cpu; move them to cuda, or choose 'auto'"):
-        api.choose_kernels("flex", CPU)
+    with pytest.raises(ValueError, match="kernels 'flex' do not run on cpu, but on cuda; choose 'auto'"):
+        api.choose_kernels("flex", CPU, AttentionShape(1, 1, 64))
 
 
 def test_nothing_to_compute():

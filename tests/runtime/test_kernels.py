@@ -206,14 +206,49 @@ def test_no_computation_blocks():
     assert api.mask_patterns(empty, plan.header.tokens) == ([], [])
 
 
-def test_choice_of_kernels():
-    assert api.choose_kernels("auto", torch.device("cpu")) is TorchCpu
-    assert api.choose_kernels("auto", torch.device("cuda")).__name__ == "Triton"
-    assert api.choose_kernels("auto", torch.device("meta")).__name__ == "Reference"
-    with pytest.raises(ValueError, match="unknown kernels 'fast'; choose one of auto, reference, torch_cpu"):
-        api.choose_kernels("fast", torch.device("cpu"))
-    with pytest.raises(ValueError, match="'torch_cpu' got tensors on cuda"):
-        api.choose_kernels("torch_cpu", torch.device("cuda"))
+def test_choice_of_kernels(caplog):
+    shape, wide, cpu, gpu = (
+        AttentionShape(1, 1, 64),
+        AttentionShape(1, 1, 64, 512),
+        torch.device("cpu"),
+        torch.device("cuda", 3),
+    )
+    api.fastest_kernels.cache_clear()
+    with caplog.at_level("INFO", "dyncp"):
+        assert api.choose_kernels("auto", cpu, shape) is TorchCpu
+        assert api.choose_kernels("auto", gpu, shape).__name__ == "Triton"
+        assert api.choose_kernels("auto", gpu, wide).__name__ == "Reference"
+        assert api.choose_kernels("auto", torch.device("meta"), shape).__name__ == "Reference"
+    assert caplog.messages == [
+        "kernels for tensors on cpu, heads of 64: torch_cpu",
+        "kernels for tensors on cuda:3, heads of 64: triton",
+        "kernels for tensors on cuda:3, heads of 512: reference; kernels 'triton' have head dims up to 256, not 512",
+        "kernels for tensors on meta, heads of 64: reference",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dim", "message"),
+    [
+        ("fast", "cpu", 64, "unknown kernels 'fast'; choose one of auto, reference, torch_cpu, flex, flash, triton"),
+        ("torch_cpu", "cuda", 64, "kernels 'torch_cpu' do not run on cuda, but on cpu; choose 'auto' for such as do"),
+        ("triton", "cuda", 320, "kernels 'triton' have head dims up to 256, not 320; choose 'auto'"),
+    ],
+)
+def test_kernels_that_cannot_be_had(name, device, dim, message):
+    with pytest.raises(ValueError, match=message):
+        api.choose_kernels(name, torch.device(device), AttentionShape(1, 1, dim))
+
+
+def test_kernels_whose_package_is_missing_or_whose_gpu_is_too_old(monkeypatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert api.objection_to(api.KERNELS["triton"], device, 64) == "need compute capability 8.0, not 7.5"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert api.objection_to(api.KERNELS["triton"], device, 64) is None
+    missing = api.KERNELS["triton"]._replace(package="there_is_no_such_package")
+    assert api.objection_to(missing, device, 64) == "need the package there_is_no_such_package, which is not installed"
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

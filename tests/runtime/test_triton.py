@@ -278,12 +278,6 @@ def test_copies_that_the_kernels_do_not_have_are_done_all_the_same():
 # What cannot be
 
 
-def test_head_dims_beyond_the_kernels():
-    plan = block_plan(masks.causal(4), [], AttentionShape(1, 1, 512, 64, "float32"))
-    with pytest.raises(ValueError, match=r"head dims are 512 and 64; kernels 'triton' have up to 256: choose"):
-        Triton(plan.header, plan.programs[0][0], CPU)
-
-
 def test_a_cpu_without_the_interpreter_is_refused():
     script = (
         "import torch; from dyncp.runtime.kernels.triton import capability_of\n"

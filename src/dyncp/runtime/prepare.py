@@ -76,7 +76,7 @@ def prepared_for(plan: RankPlan, mask: str, kernels: str, device: torch.device) 
         own = _prepared.setdefault(program, _OfProgram())
     with own.lock:
         if (kernels, device) not in own.made:
-            factory = choose_kernels(kernels, device)
+            factory = choose_kernels(kernels, device, plan.header.shape)
             layouts = Layout(plan.header, program.forward), Layout(plan.header, program.backward)
             own.made[kernels, device] = Prepared(factory(plan.header, program, device), layouts)
         return own.made[kernels, device]

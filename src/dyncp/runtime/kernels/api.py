@@ -15,6 +15,7 @@ import torch
 from dyncp.ir.arrays import Ints
 from dyncp.ir.blocks import TokenBlocks
 from dyncp.ir.plan import Attention, Comps, Copy, PlanHeader, RankProgram, Reduction
+from dyncp.ir.shape import MAX_HEADS, AttentionShape
 from dyncp.runtime.buffers import Buffers
 
 
@@ -60,57 +61,68 @@ KernelFactory = Callable[[PlanHeader, RankProgram, torch.device], Kernels]
 
 
 class Choice(NamedTuple):
-    """Kernels that can be chosen by name."""
+    """Kernels that can be chosen by name. What they do not take beyond this, they say themselves."""
 
     module: str  # imported at first use
     factory: str
-    devices: tuple[str, ...]  # types that they run on; none: all
+    devices: tuple[str, ...] = ()  # types that they run on; none: all
     package: str | None = None  # that must be installed
+    capability: tuple[int, int] = (0, 0)  # of a GPU, at least
+    most_dim: int = MAX_HEADS  # of heads
 
 
 KERNELS = {
-    "reference": Choice("dyncp.runtime.kernels.reference", "Reference", ()),
+    "reference": Choice("dyncp.runtime.kernels.reference", "Reference"),
     "torch_cpu": Choice("dyncp.runtime.kernels.torch_cpu", "TorchCpu", ("cpu",)),
     "flex": Choice("dyncp.runtime.kernels.flex", "Flex", ("cuda",)),
     "flash": Choice("dyncp.runtime.kernels.flash", "Flash", ("cuda",)),
-    "triton": Choice("dyncp.runtime.kernels.triton", "Triton", ("cuda", "cpu"), "triton"),
+    "triton": Choice("dyncp.runtime.kernels.triton", "Triton", ("cuda", "cpu"), "triton", (8, 0), 256),
 }
-FASTEST = {"cpu": ("torch_cpu",), "cuda": ("triton",)}  # by type of device: the first that is installed
+FASTEST = {"cpu": ("torch_cpu",), "cuda": ("triton",)}  # by type of device: the first that has no objections
 
 
-def choose_kernels(name: str, device: torch.device) -> KernelFactory:
+def choose_kernels(name: str, device: torch.device, shape: AttentionShape) -> KernelFactory:
     """Kernels by name; `auto` takes the fastest that run on the device, and says in the log which these are.
 
     Raises:
-        ValueError: an unknown name, kernels that do not run on the device, or a package that is not installed.
+        ValueError: an unknown name, a device or head dims that the kernels do not take, or a package that is missing.
     """
     if name == "auto":
-        name = fastest_kernels(device)
+        name = fastest_kernels(device, max(shape.head_dim, shape.value_dim))
     if name not in KERNELS:
         raise ValueError(f"unknown kernels {name!r}; choose one of auto, {', '.join(KERNELS)}")
-    choice = KERNELS[name]
-    if choice.devices and device.type not in choice.devices:
-        raise ValueError(
-            f"kernels {name!r} got tensors on {device}; move them to {' or '.join(choice.devices)}, or choose 'auto'"
-        )
-    if not is_installed(choice):
-        raise ValueError(f"kernels {name!r} need the package {choice.package}, which is not installed")
-    made: KernelFactory = getattr(importlib.import_module(choice.module), choice.factory)
+    objection = objection_to(KERNELS[name], device, max(shape.head_dim, shape.value_dim))
+    if objection:
+        raise ValueError(f"kernels {name!r} {objection}; choose 'auto' for such as do")
+    made: KernelFactory = getattr(importlib.import_module(KERNELS[name].module), KERNELS[name].factory)
     return made
 
 
 @cache
-def fastest_kernels(device: torch.device) -> str:
-    """What `auto` stands for on a device."""
-    fit = [name for name in FASTEST.get(device.type, ()) if is_installed(KERNELS[name])]
-    name = fit[0] if fit else "reference"
-    logging.getLogger("dyncp").info("kernels for tensors on %s: %s", device.type, name)
+def fastest_kernels(device: torch.device, dim: int) -> str:
+    """What `auto` stands for on a device, for heads of that dim."""
+    objections = {name: objection_to(KERNELS[name], device, dim) for name in FASTEST.get(device.type, ())}
+    name = next((name for name, objection in objections.items() if objection is None), "reference")
+    why = "".join(f"; kernels {other!r} {objection}" for other, objection in objections.items() if objection)
+    logging.getLogger("dyncp").info("kernels for tensors on %s, heads of %d: %s%s", device, dim, name, why)
     return name
 
 
-def is_installed(choice: Choice) -> bool:
-    """Whether the package that kernels need is there."""
-    return choice.package is None or importlib.util.find_spec(choice.package) is not None
+def objection_to(choice: Choice, device: torch.device, dim: int) -> str | None:
+    """Why kernels cannot be used on a device for heads of that dim, in words that follow their name."""
+    if choice.devices and device.type not in choice.devices:
+        return f"do not run on {device}, but on {' and '.join(choice.devices)}"
+    if choice.package and importlib.util.find_spec(choice.package) is None:
+        return f"need the package {choice.package}, which is not installed"
+    if dim > choice.most_dim:
+        return f"have head dims up to {choice.most_dim}, not {dim}"
+    if device.type == "cuda" and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability(device)
+        if capability < choice.capability:
+            return (
+                f"need compute capability {'.'.join(map(str, choice.capability))}, not {'.'.join(map(str, capability))}"
+            )
+    return None
 
 
 def mask_patterns(comps: Comps, tokens: TokenBlocks) -> tuple[list[int], list[tuple[Ints, int]]]:

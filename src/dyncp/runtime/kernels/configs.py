@@ -14,6 +14,7 @@ from dyncp.ir.shape import AttentionShape
 
 C = TypeVar("C")
 INTERPRETER = 0  # in place of a compute capability
+SMALLEST = 89  # a compute capability with little shared memory
 
 
 @dataclass(frozen=True, slots=True)

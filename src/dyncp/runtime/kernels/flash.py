@@ -16,8 +16,9 @@ from torch import Tensor
 
 from dyncp.ir.arrays import Ints
 from dyncp.ir.plan import BACKWARD, FORWARD, Attention, Copy, Pass, PlanHeader, RankProgram, Reduction
+from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.buffers import DTYPES, Buffers
-from dyncp.runtime.kernels.api import KERNELS, KernelFactory, Score, choose_kernels, is_installed, mask_patterns
+from dyncp.runtime.kernels.api import KernelFactory, Score, choose_kernels, mask_patterns
 from dyncp.runtime.kernels.packing import divide, join
 from dyncp.runtime.kernels.reference import merge
 from dyncp.runtime.kernels.torch_cpu import TINY, stand_in
@@ -83,7 +84,7 @@ class Flash:
         others: KernelFactory | None = None,
     ) -> None:
         self._ops = ops
-        self._others = (others or other_kernels(device))(header, program, device)
+        self._others = (others or other_kernels(device, header.shape))(header, program, device)
         self._calls: dict[Attention, list[Call]] = {}  # of the instructions that are not left to others
         shape = header.shape
         if shape.value_dim != shape.head_dim or shape.head_dim > MOST_DIM or shape.head_dim % DIM_MULTIPLE:
@@ -242,6 +243,6 @@ def _add(fields: tuple[Tensor, ...], gradients: tuple[Tensor, ...], rows: slice)
         total += gradient[rows]
 
 
-def other_kernels(device: torch.device) -> KernelFactory:
+def other_kernels(device: torch.device, shape: AttentionShape) -> KernelFactory:
     """The kernels for what FlashAttention does not take."""
-    return choose_kernels("triton" if is_installed(KERNELS["triton"]) else "reference", device)
+    return choose_kernels("auto", device, shape)

@@ -20,7 +20,7 @@ from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.buffers import Buffers
 from dyncp.runtime.kernels import reference
 from dyncp.runtime.kernels.api import Score, mask_patterns
-from dyncp.runtime.kernels.configs import INTERPRETER, Backward, Forward, Tiles, tiles_of
+from dyncp.runtime.kernels.configs import INTERPRETER, SMALLEST, Backward, Forward, Tiles, tiles_of
 from dyncp.runtime.kernels.move_tables import Chunks, copy_tables, reduction_tables, runs_in_kernels
 from dyncp.runtime.kernels.tables import Masks, SlotTable, backward_tables, forward_tables
 from dyncp.runtime.kernels.tiles import Patterns, Tiling
@@ -28,7 +28,6 @@ from dyncp.runtime.kernels.triton_attention import attend_backward, attend_forwa
 from dyncp.runtime.kernels.triton_moves import copy_slots, merge_outputs, sum_gradients
 from dyncp.runtime.kernels.upload import Upload
 
-MOST_HEAD_DIM = 256
 MOVED_AT_ONCE = 4096  # elements that a program of a reduction or copy holds
 MOVED_STATISTICS = 1024
 MOVE_WARPS = 4
@@ -58,13 +57,12 @@ class Triton:
         tiles: in place of those in `configs.py`.
 
     Raises:
-        ValueError: head dims that the kernels do not have, or tensors on a CPU without the interpreter.
+        ValueError: tensors on a CPU without the interpreter.
     """
 
     def __init__(
         self, header: PlanHeader, program: RankProgram, device: torch.device, tiles: Tiles | None = None
     ) -> None:
-        check_head_dims(header.shape)
         capability = capability_of(device)
         self._guard = INTERPRETING if capability == INTERPRETER else nullcontext()
         upload = Upload()
@@ -196,19 +194,6 @@ def block_sizes(shape: AttentionShape) -> dict[str, int]:
     }
 
 
-def check_head_dims(shape: AttentionShape) -> None:
-    """Refuse what the kernels do not have.
-
-    Raises:
-        ValueError: head dims above MOST_HEAD_DIM.
-    """
-    if max(shape.head_dim, shape.value_dim) > MOST_HEAD_DIM:
-        raise ValueError(
-            f"head dims are {shape.head_dim} and {shape.value_dim}; kernels 'triton' have up to {MOST_HEAD_DIM}: "
-            "choose kernels='reference'"
-        )
-
-
 def capability_of(device: torch.device) -> int:
     """The compute capability of a device, 90 for 9.0; INTERPRETER for a CPU.
 
@@ -216,6 +201,8 @@ def capability_of(device: torch.device) -> int:
         ValueError: a CPU without Triton's interpreter.
     """
     if device.type == "cuda":
+        if torch.version.hip:  # AMD's have no more shared memory than these; nobody has tried
+            return SMALLEST
         major, minor = torch.cuda.get_device_capability(device)
         return 10 * major + minor
     if not isinstance(attend_forward, InterpretedFunction):
