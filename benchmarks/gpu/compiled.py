@@ -1,6 +1,6 @@
 """Compile every configuration of the Triton kernels, without a GPU, and say what each takes of one.
 
-    PYTHONPATH=src python -m benchmarks.gpu.compiled [--targets 80 90 100] [--dtypes bfloat16] [--out FILE.json]
+    PYTHONPATH=src python -m benchmarks.gpu.compiled [--targets 90] [--dtypes bfloat16] [--dims 128] [--out FILE.json]
 
 For each kernel, shape and target: registers per thread, bytes of stack per thread (what did not fit into registers is
 spilled there), shared memory, and the matrix instructions in it. Exits 1 where a kernel takes more than its target has.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,19 @@ OPTIONS = ("num_warps", "num_stages")
 MATRIX = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 
-def cases(dtypes: list[str], targets: list[int]) -> Iterator[tuple[str, Any, AttentionShape, int, dict[str, Any]]]:
+def cases(
+    dtypes: list[str], targets: list[int], dims: Sequence[tuple[int, int]] = DIMS
+) -> Iterator[tuple[str, Any, AttentionShape, int, dict[str, Any]]]:
     """Name, kernel, shape, target and constants of all that is compiled."""
     for dtype in dtypes:
-        for dims in DIMS:
-            shape = AttentionShape(8, 2, *dims, dtype)
+        for each in dims:
+            shape = AttentionShape(8, 2, *each, dtype)
             for target in targets:
                 for kernel, config in zip((attend_forward, attend_backward), tiles_of(shape, target), strict=True):
                     name = "forward" if kernel is attend_forward else "backward"
                     constants = attention_constants(shape, config) | {"UNIT": 16, "SOFTCAP": False}
                     yield name, kernel, shape, target, constants
-                    if (dims, dtype, target) == VARIED:
+                    if (each, dtype, target) == VARIED:
                         yield f"{name}, softcap", kernel, shape, target, constants | {"SOFTCAP": True}
                         yield f"{name}, odd places", kernel, shape, target, constants | {"UNIT": 4}
                 for kernel in (merge_outputs, sum_gradients, copy_slots):
@@ -101,8 +103,16 @@ def compiled(name: str, kernel: Any, shape: AttentionShape, target: int, constan
         "shared_kb": made.metadata.shared / 1024,
         "matrix": sum(ptx.count(instruction) for instruction in MATRIX.values()),
         "copies_of_16_bytes": len(re.findall(r"cp\.async\.cg\.shared\.global[^;]*0x10", ptx)),
+        "waits": waits_in_loops(made.asm["ttgir"]),
         "seconds": time.perf_counter() - began_s,
     }
+
+
+def waits_in_loops(ir: str) -> list[int]:
+    """How often each innermost loop waits for what it loads. More than a few times in one go through a loop, and it
+    loads one thing after the other, none of them ahead."""
+    loops = [part.split("scf.yield")[0] for part in ir.split("scf.for")[1:]]
+    return [loop.count("ttg.async_wait") for loop in loops]
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
@@ -131,11 +141,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", type=int, nargs="+", default=[80, 90, 100], choices=list(SHARED_KB))
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], choices=list(TYPES))
+    parser.add_argument("--dims", type=int, nargs="+", choices=[d for d, _ in DIMS], help="of keys; all when left out")
     parser.add_argument("--out", type=Path, help="write all numbers as JSON")
     arguments = parser.parse_args()
     print(f"{'kernel':22} {'dims':>8} {'dtype':9} {'target':7} registers  stack  shared KB  matrix  seconds")
     rows = []
-    for case in cases(arguments.dtypes, arguments.targets):
+    dims = [each for each in DIMS if not arguments.dims or each[0] in arguments.dims]
+    for case in cases(arguments.dtypes, arguments.targets, dims):
         rows.append(compiled(*case))
         print(line(rows[-1]), flush=True)
     if arguments.out:

@@ -33,6 +33,7 @@ PROGRAM_WIDTH, RUN_WIDTH = 20, 12
 GROUP, FIRST, EXTENT, FRESH, FULL_RUN, FULL_TILES, MASKED_RUN, MASKED_TILES, OF_QUERIES, OPERANDS = range(10)
 # the columns that all runs have; then come places and positions
 RUN_FIRST, RUN_TILES, RUN_EXTENT, RUN_PLANE, RUN_ROWS, RUN_OPERANDS = range(6)
+RUN_FIRST_AGAIN = 8  # RUN_FIRST, for masks; where one place and two positions are before it
 
 
 class SlotTable:
@@ -131,6 +132,7 @@ def forward_tables(slots: SlotTable, instruction: Attention, masks: Masks, tilin
     columns = [slots.operands(Kind.Q, q_of_program, unit), slots.operands(Kind.OUT, lines.slot, unit)]
     put(lines.programs, OPERANDS, *columns)
     put(lines.runs, RUN_OPERANDS, slots.operands(Kind.KV, kv[lines.run_item], unit))
+    lines.runs[:, RUN_FIRST_AGAIN] = lines.runs[:, RUN_FIRST]
     return Tables(lines.programs[longest_first(lines.programs)], (lines.runs,), unit)
 
 
@@ -150,6 +152,7 @@ def backward_tables(
     reads = (slots.operands(kind, _slots_of(read, dq, queries), unit) for kind, read in of_queries.items())
     put(queries.programs, OPERANDS, *reads, slots.operands(Kind.DQ, queries.slot, unit))
     put(queries.runs, RUN_OPERANDS, slots.operands(Kind.KV, kv[queries.run_item], unit))
+    queries.runs[:, RUN_FIRST_AGAIN] = queries.runs[:, RUN_FIRST]
     programs = np.concatenate([keys.programs, queries.programs])
     return Tables(programs[longest_first(programs)], (keys.runs, queries.runs), unit)
 

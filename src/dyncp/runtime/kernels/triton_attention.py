@@ -10,7 +10,9 @@ kept memory). Where a field of a slot is, tables say as a place and a position: 
 bytes of memory, in which the heads of a row lie side by side.
 
 Each loop is over all tiles of a line, across blocks, so that loading ahead does not stop at the end of a block. It
-comes twice: for full tiles, where nothing is masked and nothing checked, and for the others.
+comes twice: for full tiles, where nothing is masked and nothing checked, and for the others. What says where a tile is
+and what masks it are loaded apart, even where they are the same: of a number that is used both early and late, Triton
+does not load ahead, nor then of anything that hangs on it.
 """
 
 # mypy: ignore-errors
@@ -114,7 +116,7 @@ def forward_tiles(
     run, tile = runs, 0
     for _ in range(tiles):
         first, keys = tile_of(run, tile, BLOCK_N)
-        key = first + tl.arange(0, BLOCK_N)
+        key = (tl.load(run + 8) + tile) * BLOCK_N + tl.arange(0, BLOCK_N)
         place = tl.load(run + 5)
         k_rows = row_pointers(k, memory, place, tl.load(run + 6), group, first, BLOCK_N, 1, D, UNIT)
         v_rows = row_pointers(v, memory, place, tl.load(run + 7), group, first, BLOCK_N, 1, E, UNIT)
@@ -291,7 +293,7 @@ def query_gradient_tiles(
     run, tile = runs, 0
     for _ in range(tiles):
         first, keys = tile_of(run, tile, BLOCK_N)
-        key = first + tl.arange(0, BLOCK_N)
+        key = (tl.load(run + 8) + tile) * BLOCK_N + tl.arange(0, BLOCK_N)
         place = tl.load(run + 5)
         k_rows = row_pointers(k, memory, place, tl.load(run + 6), group, first, BLOCK_N, 1, D, UNIT)
         v_rows = row_pointers(v, memory, place, tl.load(run + 7), group, first, BLOCK_N, 1, E, UNIT)
