@@ -45,14 +45,16 @@ def random_batch(rng: np.random.Generator, names=("default",), cross: bool = Fal
     return Batch(sequences, {name: float(rng.integers(1, 4)) for name in names})
 
 
-def random_layout(rng: np.random.Generator, batch: Batch, cluster: Cluster, options: Options) -> Layout:
+def random_layout(
+    rng: np.random.Generator, batch: Batch, cluster: Cluster, options: Options, shape: AttentionShape = SHAPE
+) -> Layout:
     """Blocks placed at random, so that nearly everything moves, and scheduled greedily."""
-    blocks = make_blocks(batch, SHAPE.groups, uniform_cut(options.block_tokens))
+    blocks = make_blocks(batch, shape.groups, uniform_cut(options.block_tokens))
     placement = Placement(
         rng.integers(0, cluster.ranks, len(blocks.tokens)),
         rng.integers(0, cluster.ranks, (blocks.groups, len(blocks))),
     )
-    return Layout(blocks, placement, greedy_schedule(blocks, placement, SHAPE, cluster, options))
+    return Layout(blocks, placement, greedy_schedule(blocks, placement, shape, cluster, options))
 
 
 def planned(batch: Batch, ranks: int = 3, strategy: str = "ring", shape: AttentionShape = SHAPE, **options) -> Planned:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 import time
@@ -64,12 +65,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=SECTIONS, action="append", help="a section; may be given several times")
     parser.add_argument("--minutes", type=float, default=9.0, help="of all sections; they leave out what takes longer")
     parser.add_argument("--kernels", default="triton", help="dyncp's kernels that are measured")
-    parser.add_argument("--out", type=Path, default=Path("build/bench-gpu.json"), help="the result as JSON")
-    parser.add_argument("--table", type=Path, default=Path("build/gpu-attention.json"), help="the table of times")
+    parser.add_argument("--out", type=Path, help="the result as JSON (build/bench-gpu.json)")
+    parser.add_argument("--table", type=Path, help="the table of times (build/gpu-attention.json)")
     parser.add_argument("--toy", action="store_true", help="tiny sizes on the CPU: whether everything runs")
     options = parser.parse_args(arguments)
     if options.kernels not in KERNELS:
         parser.error(f"there are no kernels {options.kernels!r}; choose one of {', '.join(KERNELS)}")
+    toy = "-toy" if options.toy else ""  # which must not take the place of a real result
+    options.out = options.out or Path(f"build/bench-gpu{toy}.json")
+    options.table = options.table or Path(f"build/gpu-attention{toy}.json")
+    if options.toy and options.kernels == "triton" and not os.environ.get("TRITON_INTERPRET"):
+        parser.error("on a CPU the Triton kernels run in its interpreter alone: set TRITON_INTERPRET=1")
     if not options.toy and not torch.cuda.is_available():
         parser.error("PyTorch sees no GPU; --toy tries the benchmark without one")
     return options

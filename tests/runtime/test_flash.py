@@ -283,5 +283,5 @@ def test_what_is_prepared_goes_with_its_plan():
 
 
 def test_only_on_cuda():
-    with pytest.raises(ValueError, match="kernels 'flash' do not run on cpu, but on cuda; choose 'auto'"):
+    with pytest.raises(ValueError, match="kernels 'flash' do not run on cpu, but on cuda; use kernels='auto'"):
         api.choose_kernels("flash", CPU, AttentionShape(1, 1, 64))

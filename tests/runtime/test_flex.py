@@ -305,7 +305,7 @@ def test_what_is_prepared_goes_with_its_plan():
 
 
 def test_only_on_cuda():
-    with pytest.raises(ValueError, match="kernels 'flex' do not run on cpu, but on cuda; choose 'auto'"):
+    with pytest.raises(ValueError, match="kernels 'flex' do not run on cpu, but on cuda; use kernels='auto'"):
         api.choose_kernels("flex", CPU, AttentionShape(1, 1, 64))
 
 

@@ -231,8 +231,8 @@ def test_choice_of_kernels(caplog):
     ("name", "device", "dim", "message"),
     [
         ("fast", "cpu", 64, "unknown kernels 'fast'; choose one of auto, reference, torch_cpu, flex, flash, triton"),
-        ("torch_cpu", "cuda", 64, "kernels 'torch_cpu' do not run on cuda, but on cpu; choose 'auto' for such as do"),
-        ("triton", "cuda", 320, "kernels 'triton' have head dims up to 256, not 320; choose 'auto'"),
+        ("torch_cpu", "cuda", 64, "kernels 'torch_cpu' do not run on cuda, but on cpu; use kernels='auto'"),
+        ("triton", "cuda", 320, "kernels 'triton' have head dims up to 256, not 320; use kernels='auto'"),
     ],
 )
 def test_kernels_that_cannot_be_had(name, device, dim, message):

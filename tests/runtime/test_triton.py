@@ -9,26 +9,33 @@ import sys
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from builders import causal_batch, planned, random_batch, random_layout, random_mask
 from runtime.block_plan import block_plan
 from runtime.compare import TOLERANCE, assert_close, compare, dense, distributed, random_tensors
+from runtime.watched import watched
+from triton import jit
 
 from dyncp import masks
 from dyncp.ir.batch import Batch, Sequence
 from dyncp.ir.cluster import Cluster
-from dyncp.ir.plan import Attention, Copy, Kind, Place, Program, RankProgram, Reduction, Slots
+from dyncp.ir.plan import BACKWARD, Attention, Copy, Kind, Place, Program, RankProgram, Reduction, Slots
 from dyncp.ir.shape import AttentionShape
 from dyncp.runtime.attention import attention
 from dyncp.runtime.buffers import Buffers, Layout, allocate
 from dyncp.runtime.kernels import configs, triton
-from dyncp.runtime.kernels.api import Score
+from dyncp.runtime.kernels.api import Score, mask_patterns
+from dyncp.runtime.kernels.move_tables import Chunks, reduction_tables
 from dyncp.runtime.kernels.reference import Reference
-from dyncp.runtime.kernels.tables import SlotTable
+from dyncp.runtime.kernels.tables import Masks, SlotTable, backward_tables
+from dyncp.runtime.kernels.tiles import Patterns, Tiling
 from dyncp.runtime.kernels.triton import Triton
+from dyncp.runtime.kernels.triton_attention import row_pointers
 from dyncp.strategies import lower_layout
 from dyncp.strategies.api import Options
 
 CPU = torch.device("cpu")
+BACKWARD_KINDS = [(Kind.Q, 0), (Kind.DO, 0), (Kind.STATS, 0), (Kind.KV, 1), (Kind.DQ, 0), (Kind.DKV, 1)]
 ODD_MASKS = {
     "causal": masks.causal(150),
     "full, not square": masks.full(70, 131),
@@ -138,6 +145,65 @@ def test_tensors_in_strided_memory():
         assert torch.equal(grad, want[name])
 
 
+@pytest.mark.parametrize("softcap", [0.3, 5.0, 50.0, 1e4, 1e9])
+def test_softcap_of_any_size(softcap):
+    compare(masks.causal(40), [11], AttentionShape(2, 1, 16, dtype="float32"), kernels="triton", softcap=softcap)
+
+
+# What a GPU would do silently
+
+
+@pytest.mark.parametrize("dims", [(3, 1, 8, 8, "float32"), (2, 2, 24, 10, "float16"), (5, 5, 6, 6, "float16")])
+@pytest.mark.parametrize(("seed", "keep"), [(0, "none"), (1, "all")])
+def test_kernels_touch_what_they_may(seed, keep, dims, monkeypatch):
+    """On plans in which nearly everything moves, in pieces of odd sizes, into memory that is kept too."""
+    rng, shape, cluster = np.random.default_rng(seed + 10), AttentionShape(*dims), Cluster(1, 3)
+    mask = random_mask(rng, 20, 20)
+    batch, options = Batch([Sequence(20, mask), *causal_batch(6).sequences]), Options(block_tokens=7, keep=keep)
+    layout = random_layout(rng, batch, cluster, options, shape)
+    plan = lower_layout(layout, batch, shape, cluster, "random", options)
+    tensors = random_tensors(batch, shape)
+    with watched(monkeypatch) as launches:
+        assert_close(distributed(tensors, plan, kernels="triton"), dense(tensors), TOLERANCE[shape.dtype])
+    assert len(launches) > 5
+
+
+def test_kernels_touch_what_they_may_with_large_tiles(monkeypatch):
+    monkeypatch.setattr(triton, "tiles_of", lambda shape, _: configs.tiles_of(shape, 90))
+    with watched(monkeypatch):
+        mask = random_mask(np.random.default_rng(1), 150, 140)
+        compare(mask, [50], AttentionShape(3, 1, 16, dtype="float16"), kernels="triton")
+
+
+@jit
+def addresses(out, local, memory, place, position, pitch, head_pitch, head, first, COUNT: tl.constexpr):
+    """The addresses of packed rows of a slot with 3 heads of dim 8."""
+    field, both = (local, pitch, head_pitch), (memory, memory)
+    rows = row_pointers(field, both, place, position, head, first, COUNT, 3, 8, 16)
+    tl.store(out + tl.arange(0, COUNT), rows.to(tl.int64, bitcast=True))
+
+
+@pytest.mark.parametrize(
+    ("place", "pitch", "head_pitch", "head", "first", "position"),
+    [
+        (Place.LOCAL, 24, 8, 6, 40, 1 << 27),  # a row far behind
+        (Place.LOCAL, 8, (1 << 31) - 8, 60, 40, 3),  # heads far apart
+        (Place.LOCAL, 1 << 26, 8, 6, 1 << 20, 3),  # a tile far into a block
+        (Place.ARENA, 24, 8, 6, 1 << 30, 5),
+        (Place.ARENA, 24, 8, 6, 40, (1 << 31) - 1),
+    ],
+)
+def test_addresses_beyond_32_bits(place, pitch, head_pitch, head, first, position):
+    local, memory, out = torch.zeros(1, dtype=torch.float16), torch.zeros(1, dtype=torch.uint8), torch.zeros(16).long()
+    addresses[(1,)](out, local, memory, int(place), position, pitch, head_pitch, head, first, 16)
+    for m, address in enumerate(out.tolist(), first):
+        if place == Place.LOCAL:
+            want = local.data_ptr() + 2 * ((position + m // 3) * pitch + (head + m % 3) * head_pitch)
+        else:
+            want = memory.data_ptr() + 16 * position + 2 * 8 * m
+        assert address == want
+
+
 # Single instructions against the reference
 
 
@@ -154,7 +220,7 @@ def one_instruction(instruction, slots, header, comps, arena_bytes, local, fille
         made = kernels(header, rank, CPU)
         match instruction:
             case Attention():
-                made.attend(buffers, instruction, Score(0.3))
+                (made.attend_backward if backward else made.attend)(buffers, instruction, Score(0.3))
             case Reduction():
                 made.reduce(buffers, instruction)
             case Copy():
@@ -252,17 +318,68 @@ def test_reduction_of_several_into_one(kinds):
         o[:9], lse[:9] = 0, -torch.inf
         filled = view.arena.clone()
     instruction = Reduction(src, dst, fresh)
-    assert_same(one_instruction(instruction, slots, header, comps, total, local_tensors(shape), filled), exact=False)
+    of_sums = kinds[0][0] != Kind.OUT  # in the same order, so the same bits
+    assert_same(one_instruction(instruction, slots, header, comps, total, local_tensors(shape), filled), exact=of_sums)
 
 
-def test_attention_clears_what_it_does_not_write():
+def test_attention_clears_what_it_does_not_write(monkeypatch):
     header, comps, shape = block_parts("float32")
     memory, total = laid_out(header, [(Kind.OUT, 0, 0, 0), (Kind.OUT, 0, 1, 0)])
     slots = [*memory, (Kind.Q, 0, 0, Place.LOCAL, 0, 0), (Kind.KV, 1, 0, Place.LOCAL, 0, 0)]
     instruction = Attention([0], [[2, 3]], [[0]], [0, 1])
     local = {name: tensor.float() for name, tensor in local_tensors(shape).items()}
     filled = arena_of(header, slots, total)
-    assert_same(one_instruction(instruction, slots, header, comps, total, local, filled), exact=False)
+    with watched(monkeypatch):
+        assert_same(one_instruction(instruction, slots, header, comps, total, local, filled), exact=False)
+
+
+def test_the_backward_clears_what_it_does_not_write(monkeypatch):
+    header, comps, shape = block_parts("float32")
+    memory, total = laid_out(
+        header, [(kind, block, group, 0) for kind, block in BACKWARD_KINDS[4:] for group in (0, 1)]
+    )
+    local = {name: tensor.float() for name, tensor in local_tensors(shape).items()}
+    slots = [*memory, *((kind, block, 0, Place.LOCAL, 0, 0) for kind, block in BACKWARD_KINDS[:4])]
+    instruction = Attention([0], [[4, 5, 6, 7]], [[0, 2]], [0, 1, 2, 3])
+    filled = arena_of(header, slots, total)
+    with watched(monkeypatch):
+        assert_same(one_instruction(instruction, slots, header, comps, total, local, filled), exact=False)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "parts"),
+    [
+        (Reduction([0, 1], [1, 2], []), [(Kind.DQ, 0, 0, 0)] * 3),  # one after the other
+        (Reduction([0], [1], [2]), [(Kind.DQ, 0, 0, 0), (Kind.DQ, 0, 1, 0), (Kind.DQ, 0, 0, 1)]),  # cleared in half
+        (Reduction([0], [1], []), [(Kind.DQ, 0, 0, 0), (Kind.DQ, 0, 0, 1)]),  # into half precision
+        (Copy([0, 1], [1, 2]), [(Kind.Q, 0, 0, 0)] * 3),
+        (Copy([0, 1], [2, 2]), [(Kind.Q, 0, 0, 0)] * 3),
+    ],
+)
+def test_moves_that_the_kernels_do_not_have(instruction, parts):
+    header, comps, shape = block_parts()
+    slots, total = laid_out(header, parts)
+    filled = arena_of(header, slots, total)
+    results = one_instruction(instruction, slots, header, comps, total, local_tensors(shape), filled)
+    assert_same(results, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "parts"),
+    [
+        (Attention([0], [[3, 4]], [[0]], [0, 1]), [(Kind.OUT, 0, 0, 0), (Kind.OUT, 0, 0, 1), (Kind.OUT, 0, 1, 0)]),
+        (Attention([0, 1], [[3, 4], [0, 5]], [[1], [1]], [1]), [(Kind.Q, 0, 0, 0), *[(Kind.OUT, 0, 0, 0)] * 2]),
+    ],
+)
+def test_attention_that_the_kernels_do_not_have(instruction, parts):
+    """Such as of two copies of the queries of one output."""
+    header, comps, shape = block_parts()
+    memory, total = laid_out(header, parts)
+    local = [(Kind.Q, 0, 0, 0), (Kind.KV, 1, 0, 0), (Kind.KV, 2, 0, 11)]
+    slots = [*memory, *((kind, block, group, Place.LOCAL, 0, row) for kind, block, group, row in local)]
+    filled = arena_of(header, slots, total)
+    results = one_instruction(instruction, slots, header, comps, total, local_tensors(shape), filled)
+    assert_same(results, exact=True)
 
 
 def test_copies_that_the_kernels_do_not_have_are_done_all_the_same():
@@ -291,9 +408,9 @@ def test_a_cpu_without_the_interpreter_is_refused():
 def test_memory_beyond_the_tables():
     header, _, _ = block_parts()
     slots = Slots([Kind.Q], [0], [0], [Place.ARENA], [0], [2**37])
-    table = SlotTable(header, Program(slots, (), 2**37 + 2**20, 0))
-    assert table.unit(np.array([0])) == 16
-    with pytest.raises(ValueError, match="scratch memory of 131073 MiB is more than the tables of GPU kernels can"):
+    table = SlotTable(header, Program(slots, (), 2**37, 2**20))
+    assert table.unit(np.array([0]), 0) == 16
+    with pytest.raises(ValueError, match="131073 MiB of scratch and kept memory are more than the tables of GPU"):
         table.operands(Kind.Q, np.array([0]), 16)
 
 
@@ -301,7 +418,42 @@ def test_positions_count_in_the_largest_unit_that_fits_all():
     header, _, _ = block_parts()
     slots = Slots([Kind.Q, Kind.KV, Kind.STATS], [0, 1, 0], [0, 0, 0], [Place.ARENA] * 3, [0] * 3, [64, 24, 4])
     table = SlotTable(header, Program(slots, (), 2**20, 0))
-    assert table.unit(np.array([0, 2])) == 16  # statistics count 4 bytes anyway
-    assert table.unit(np.array([0, 1, 2])) == 8
+    assert table.unit(np.array([0, 2]), 0) == 16  # statistics count 4 bytes anyway
+    assert table.unit(np.array([0, 1, 2]), 0) == 8
     assert table.operands(Kind.Q, np.array([0, -1]), 8).tolist() == [[Place.ARENA, 8], [0, 0]]
     assert table.operands(Kind.STATS, np.array([2]), 8).tolist() == [[Place.ARENA, 1, 1 + 80]]
+
+
+@pytest.mark.parametrize(("heads", "units"), [(1, (16, 4, 8)), (2, (16, 8, 16)), (4, (16, 16, 16)), (7, (16, 4, 8))])
+def test_units_depend_on_the_layer(heads, units):
+    """And not on whether rows happen to be even in number: no kernel is compiled anew in the middle of training."""
+    header = block_plan(masks.causal(40), [], AttentionShape(heads, 1, 64)).header
+    for place, offset in ((Place.LOCAL, 3), (Place.ARENA, 128)):
+        table = SlotTable(header, Program(Slots([Kind.Q], [0], [0], [place], [0], [offset]), (), 2**20, 0))
+        assert tuple(table.unit(np.array([0]), statistics) for statistics in (0, 1, 2)) == units
+
+
+@pytest.mark.parametrize("odd", range(len(BACKWARD_KINDS)))
+def test_one_slot_at_an_odd_place_makes_the_unit_smaller(odd):
+    """Of all that a division of the backward reads and writes, but for statistics."""
+    header, comps, _ = block_parts()
+    offsets = [(1 << 16) * (n + 1) + 4 * (n == odd) for n in range(len(BACKWARD_KINDS))]
+    slots = Slots(
+        *zip(*((k, b, 0, Place.ARENA, 0, at) for (k, b), at in zip(BACKWARD_KINDS, offsets, strict=True)), strict=True)
+    )
+    instruction = Attention([0], [[0, 1, 2, 3]], [[4, 5]], [])
+    table = SlotTable(header, Program(slots, (instruction,), 1 << 20, 0))
+    of_comp, found = mask_patterns(comps, header.tokens)
+    both = Tiling(2, 16, 16, True), Tiling(2, 16, 16, False)
+    tables = backward_tables(table, instruction, Masks(BACKWARD, np.array(of_comp), Patterns.of(found)), *both)
+    assert tables.unit == (16 if BACKWARD_KINDS[odd][0] == Kind.STATS else 4)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_one_slot_of_a_reduction_at_an_odd_place_makes_the_unit_smaller(odd):
+    header, _, _ = block_parts()
+    offsets = [(1 << 16) * (n + 1) + 4 * (n == odd) for n in range(3)]
+    slots = Slots([Kind.DQ] * 3, [0] * 3, [0] * 3, [Place.ARENA] * 3, [1, 0, 0], offsets)
+    instruction = Reduction([0], [1], [2])
+    table = SlotTable(header, Program(slots, (instruction,), 1 << 20, 0))
+    assert reduction_tables(table, instruction, Chunks(16, 16)).unit == 4

@@ -10,7 +10,7 @@ import torch
 
 from dyncp.ir.plan import FORWARD, Pass, RankPlan, RankProgram
 from dyncp.runtime.buffers import Layout
-from dyncp.runtime.kernels.api import Kernels, choose_kernels
+from dyncp.runtime.kernels.api import Kernels, choose_kernels, fastest_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,14 @@ def prepare(plan: RankPlan, device: torch.device | str, kernels: str = "auto") -
         kernels: as in `attention`.
 
     Raises:
-        ValueError: unknown kernels, such as do not run on the device, or a GPU without a number.
+        ValueError: unknown kernels, such as do not run on the device, a GPU without a number or where there is none, a
+            whole plan.
     """
+    if not isinstance(plan, RankPlan):
+        raise ValueError(f"plan is of type {type(plan).__name__}; expected one rank's part, as plan.rank(rank)")
     device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device}, but PyTorch sees no GPU; use a build of it with CUDA, or a CPU")
     if device.type == "cuda" and device.index is None:
         raise ValueError(
             "device is cuda, of which each thread has its own idea; say which GPU: "
@@ -71,12 +76,14 @@ def prepared_for(plan: RankPlan, mask: str, kernels: str, device: torch.device) 
     Raises:
         ValueError: unknown kernels, or such as do not run on the device.
     """
-    program = plan.program(mask)
+    program, shape = plan.program(mask), plan.header.shape
+    if kernels == "auto":
+        kernels = fastest_kernels(device, max(shape.head_dim, shape.value_dim))
     with _looking_up:
         own = _prepared.setdefault(program, _OfProgram())
     with own.lock:
         if (kernels, device) not in own.made:
-            factory = choose_kernels(kernels, device, plan.header.shape)
+            factory = choose_kernels(kernels, device, shape)
             layouts = Layout(plan.header, program.forward), Layout(plan.header, program.backward)
             own.made[kernels, device] = Prepared(factory(plan.header, program, device), layouts)
         return own.made[kernels, device]

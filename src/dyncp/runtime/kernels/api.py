@@ -93,7 +93,7 @@ def choose_kernels(name: str, device: torch.device, shape: AttentionShape) -> Ke
         raise ValueError(f"unknown kernels {name!r}; choose one of auto, {', '.join(KERNELS)}")
     objection = objection_to(KERNELS[name], device, max(shape.head_dim, shape.value_dim))
     if objection:
-        raise ValueError(f"kernels {name!r} {objection}; choose 'auto' for such as do")
+        raise ValueError(f"kernels {name!r} {objection}; use kernels='auto'")
     made: KernelFactory = getattr(importlib.import_module(KERNELS[name].module), KERNELS[name].factory)
     return made
 

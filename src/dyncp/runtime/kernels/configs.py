@@ -118,5 +118,6 @@ def tiles_of(shape: AttentionShape, capability: int) -> Tiles:
 
 
 def _smallest(configs: dict[int, C], shape: AttentionShape) -> C:
-    dim = max(shape.head_dim, shape.value_dim)
+    # Values are taken as a whole, in a power of two; keys in two parts.
+    dim = max(shape.head_dim, 1 << (shape.value_dim - 1).bit_length())
     return next(config for most, config in configs.items() if dim <= most)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dyncp.ir.arrays import Ints
-from dyncp.ir.plan import FIELDS, Copy, Kind, Place, Reduction
+from dyncp.ir.plan import FIELDS, FORWARD, Copy, Kind, Pass, Place, Reduction
 from dyncp.runtime.kernels.tables import SlotTable
 
 MOVE_WIDTH, SOURCE_WIDTH = 12, 4
@@ -58,7 +58,8 @@ def reduction_tables(slots: SlotTable, instruction: Reduction, chunks: Chunks) -
     src, dst = src[order], dst[order]
     out = np.unique(np.concatenate([dst, fresh]))
     first, stop = np.searchsorted(dst, out), np.searchsorted(dst, out, "right")
-    unit, forms = slots.unit(np.concatenate([src, out])), {**SUM_FORMS, (Kind.OUT, 0): 0}
+    forms, is_merge = {**SUM_FORMS, (Kind.OUT, 0): 0}, bool((slots.kind[out] == Kind.OUT).any())
+    unit = slots.unit(np.concatenate([src, out]), 1 if is_merge else len(FIELDS[Kind.STATS]))
     parts, sources, count = [], [], 0
     for (kind, number), form in forms.items():
         of_kind = np.flatnonzero(slots.kind[out] == kind)
@@ -77,10 +78,10 @@ def reduction_tables(slots: SlotTable, instruction: Reduction, chunks: Chunks) -
     return _joined(parts, sources, unit)
 
 
-def copy_tables(slots: SlotTable, instruction: Copy, chunks: Chunks) -> Moves:
+def copy_tables(slots: SlotTable, instruction: Copy, pass_: Pass, chunks: Chunks) -> Moves:
     """Tables of a copy."""
     src, dst = instruction.src.astype("int64"), instruction.dst.astype("int64")
-    unit = slots.unit(np.concatenate([src, dst]))
+    unit = slots.unit(np.concatenate([src, dst]), 1 if pass_ is FORWARD else len(FIELDS[Kind.STATS]))
     parts, sources, count = [], [], 0
     for (kind, number), form in COPY_FORMS.items():
         of_kind = np.flatnonzero(slots.kind[dst] == kind)
@@ -105,13 +106,17 @@ def _joined(programs: list[Ints], sources: list[Ints], unit: int) -> Moves:
 
 
 def runs_in_kernels(slots: SlotTable, instruction: Reduction | Copy) -> bool:
-    """Whether the kernels can do it: partial results come from memory, copies go into memory. The plans that this
-    library makes have nothing else."""
+    """Whether the kernels can do it: nothing is both read and written, partial results are summed in fp32 and come from
+    memory, copies go into memory. The plans that this library makes have nothing else."""
     src, dst = instruction.src, instruction.dst
+    if np.isin(src, dst).any():  # one after the other, where programs run side by side
+        return False
     if isinstance(instruction, Reduction):
-        return bool((slots.place[src] != Place.LOCAL).all() and not slots.in_wire_dtype[dst].any())
+        in_fp32 = not (slots.in_wire_dtype[dst].any() or slots.in_wire_dtype[instruction.fresh].any())
+        return bool(in_fp32 and (slots.place[src] != Place.LOCAL).all())
     from_caller = slots.kind[src[slots.place[src] == Place.LOCAL]]
-    return bool((slots.place[dst] != Place.LOCAL).all() and np.isin(from_caller, INPUTS).all())
+    once = len(np.unique(dst)) == len(dst)
+    return bool(once and (slots.place[dst] != Place.LOCAL).all() and np.isin(from_caller, INPUTS).all())
 
 
 def _programs(slots: SlotTable, out: Ints, kind: Kind, number: int, unit: int, size: int) -> tuple[Ints, Ints]:

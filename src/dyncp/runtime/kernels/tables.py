@@ -7,6 +7,7 @@ have: of a program what its items read and then what they write, of a run what i
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ class SlotTable:
 
     def __init__(self, header: PlanHeader, program: Program) -> None:
         slots = program.slots
-        self.shape, self.arena_bytes = header.shape, program.arena_bytes
+        self.shape, self.memory_bytes = header.shape, program.arena_bytes + program.kept_bytes
         self.kind, self.place, self.group = (x.astype("int64") for x in (slots.kind, slots.place, slots.group))
         self.tokens = header.tokens.tokens[slots.block].astype("int64")
         # bool[S]: partial results in the dtype of the model
@@ -63,14 +64,24 @@ class SlotTable:
                     if fields[number].dtype == "partial" and dtype != "float32":
                         self.in_wire_dtype[some] = True
 
-    def unit(self, slots: Ints) -> int:
-        """The largest number of bytes, MOST_UNIT at most, of which all positions of these slots in memory are
-        multiples, those of statistics left aside."""
-        unit = MOST_UNIT
+    def unit(self, slots: Ints, statistics: int) -> int:
+        """A number of bytes, MOST_UNIT at most, of which all positions of these slots in memory are multiples, those
+        of statistics left aside.
+
+        It is compiled into kernels. So it depends on the layer alone, and not on where slots happen to lie, wherever
+        that is possible: a plan with shorter rows than those before must not make a kernel compile anew.
+
+        Args:
+            slots: those that a launch touches.
+            statistics: how many of a row and head lie before other slots in a message.
+        """
+        shape, found = self.shape, MOST_UNIT
         for number in range(MOST_FIELDS):
             wide = slots[(self.place[slots] != Place.LOCAL) & ~IS_STATISTIC[self.kind[slots], number]]
-            unit = int(np.gcd.reduce(self.offsets[number, wide], initial=unit))
-        return unit
+            found = int(np.gcd.reduce(self.offsets[number, wide], initial=found))
+        rows = (ITEMSIZE[shape.dtype] * dim for dim in (shape.head_dim, shape.value_dim))
+        expected = math.gcd(MOST_UNIT, *rows, STATS_UNIT * statistics * shape.group_heads)
+        return expected if found % expected == 0 else found
 
     def operands(self, kind: Kind, slots: Ints, unit: int) -> Ints:
         """int64[n, 1 + fields]: place of slots of a kind, and the position of each field; 0 for slot -1.
@@ -89,8 +100,8 @@ class SlotTable:
             columns[used, 1 + number] = self.offsets[number, some] // units
         if columns.max(initial=0) > MOST_POSITION:
             raise ValueError(
-                f"scratch memory of {self.arena_bytes >> 20} MiB is more than the tables of GPU kernels can address: "
-                "use smaller batches, more ranks, or a plan with keep='none'"
+                f"{self.memory_bytes >> 20} MiB of scratch and kept memory are more than the tables of GPU kernels can "
+                "address, 8 GiB where there are partial results: use smaller batches, more ranks, or keep='none'"
             )
         return columns
 
@@ -127,8 +138,8 @@ def forward_tables(slots: SlotTable, instruction: Attention, masks: Masks, tilin
     """Tables of a division of the forward."""
     q, kv = instruction.reads.astype("int64").T
     lines = lines_of(slots, instruction, 0, masks, tiling)
-    unit = slots.unit(np.concatenate([q, kv, lines.slot]))
-    q_of_program = _slots_of(q, instruction.writes[:, 0], lines)
+    unit = slots.unit(np.concatenate([q, kv, lines.slot]), 0)
+    q_of_program = _slots_of(q, lines)
     columns = [slots.operands(Kind.Q, q_of_program, unit), slots.operands(Kind.OUT, lines.slot, unit)]
     put(lines.programs, OPERANDS, *columns)
     put(lines.runs, RUN_OPERANDS, slots.operands(Kind.KV, kv[lines.run_item], unit))
@@ -141,15 +152,14 @@ def backward_tables(
 ) -> Tables:
     """Tables of a division of the backward."""
     q, do, stats, kv = instruction.reads.astype("int64").T
-    dq, dkv = instruction.writes.astype("int64").T
     of_queries = {Kind.Q: q, Kind.DO: do, Kind.STATS: stats}
     queries = lines_of(slots, instruction, 0, masks, query_tiling)
     keys = lines_of(slots, instruction, 1, masks, key_tiling)
-    unit = slots.unit(np.concatenate([q, do, kv, queries.slot, keys.slot]))
-    kv_of_program = slots.operands(Kind.KV, _slots_of(kv, dkv, keys), unit)
+    unit = slots.unit(np.concatenate([q, do, kv, queries.slot, keys.slot]), len(FIELDS[Kind.STATS]))
+    kv_of_program = slots.operands(Kind.KV, _slots_of(kv, keys), unit)
     put(keys.programs, OPERANDS, kv_of_program, slots.operands(Kind.DKV, keys.slot, unit))
     put(keys.runs, RUN_OPERANDS, *(slots.operands(kind, of_queries[kind][keys.run_item], unit) for kind in of_queries))
-    reads = (slots.operands(kind, _slots_of(read, dq, queries), unit) for kind, read in of_queries.items())
+    reads = (slots.operands(kind, _slots_of(read, queries), unit) for kind, read in of_queries.items())
     put(queries.programs, OPERANDS, *reads, slots.operands(Kind.DQ, queries.slot, unit))
     put(queries.runs, RUN_OPERANDS, slots.operands(Kind.KV, kv[queries.run_item], unit))
     queries.runs[:, RUN_FIRST_AGAIN] = queries.runs[:, RUN_FIRST]
@@ -157,12 +167,24 @@ def backward_tables(
     return Tables(programs[longest_first(programs)], (keys.runs, queries.runs), unit)
 
 
-def _slots_of(read: Ints, written: Ints, lines: Lines) -> Ints:
-    """int64[P]: the slot that each program reads, of those that its items read; -1 without items."""
-    slots = np.where(lines.item >= 0, np.append(read, -1)[lines.item], -1)
-    _, first, number = np.unique(written, return_index=True, return_inverse=True)
-    assert (read == read[first][number]).all(), "what adds to a slot reads one of each kind"
+def _slots_of(read: Ints, lines: Lines) -> Ints:
+    """int64[P]: the slot that each program reads, the same for all its items; -1 without items."""
+    slots: Ints = np.where(lines.item >= 0, np.append(read, -1)[lines.item], -1)
     return slots
+
+
+def attends_in_kernels(slots: SlotTable, instruction: Attention, pass_: Pass) -> bool:
+    """Whether the kernels can do it: results are summed in fp32, and what adds to a slot reads one slot of each kind.
+    The plans that this library makes have nothing else."""
+    if slots.in_wire_dtype[instruction.writes].any() or slots.in_wire_dtype[instruction.fresh].any():
+        return False
+    for written, kind in enumerate(pass_.writes):
+        _, first, number = np.unique(instruction.writes[:, written], return_index=True, return_inverse=True)
+        same_side = [column for column, read in enumerate(pass_.reads) if read.of_keys == kind.of_keys]
+        reads = instruction.reads[:, same_side]
+        if (reads != reads[first][number]).any():
+            return False
+    return True
 
 
 def put(table: Ints, column: int, *columns: Ints) -> None:

@@ -22,7 +22,7 @@ from dyncp.runtime.kernels import reference
 from dyncp.runtime.kernels.api import Score, mask_patterns
 from dyncp.runtime.kernels.configs import INTERPRETER, SMALLEST, Backward, Forward, Tiles, tiles_of
 from dyncp.runtime.kernels.move_tables import Chunks, copy_tables, reduction_tables, runs_in_kernels
-from dyncp.runtime.kernels.tables import Masks, SlotTable, backward_tables, forward_tables
+from dyncp.runtime.kernels.tables import Masks, SlotTable, attends_in_kernels, backward_tables, forward_tables
 from dyncp.runtime.kernels.tiles import Patterns, Tiling
 from dyncp.runtime.kernels.triton_attention import attend_backward, attend_forward
 from dyncp.runtime.kernels.triton_moves import copy_slots, merge_outputs, sum_gradients
@@ -71,14 +71,17 @@ class Triton:
         self.tiles = tiles or tiles_of(header.shape, capability)
         maker = _Maker(header.shape, self.tiles, upload, upload.add(patterns.planes))
         launches: dict[Ready, Launch] = {}
+        self._others: reference.Reference | None = None  # for what the kernels cannot do
         for pass_, own in ((FORWARD, program.forward), (BACKWARD, program.backward)):
             slots, masks = SlotTable(header, own), Masks(pass_, np.array(of_comp, "int64"), patterns)
             for instruction in own.instructions:
                 match instruction:
-                    case Attention():
+                    case Attention() if attends_in_kernels(slots, instruction, pass_):
                         launches[instruction] = maker.attention(slots, instruction, masks)
                     case Reduction() | Copy() if runs_in_kernels(slots, instruction):
                         launches[instruction] = maker.move(slots, instruction, pass_)
+                    case Attention() | Reduction() | Copy():
+                        self._others = self._others or reference.Reference(header, program, device)
                     case _:
                         pass
         self._tables = upload.send(device)
@@ -89,20 +92,32 @@ class Triton:
         }
 
     def attend(self, buffers: Buffers, instruction: Attention, score: Score) -> None:
-        softcap = 1.0 if score.softcap is None else score.softcap
-        self._run(buffers, instruction, score.scale, softcap, SOFTCAP=score.softcap is not None)
+        if instruction not in self._launches:
+            return self._left().attend(buffers, instruction, score)
+        return self._attend(buffers, instruction, score)
 
-    attend_backward = attend  # what an instruction does is in its launch
+    def attend_backward(self, buffers: Buffers, instruction: Attention, score: Score) -> None:
+        if instruction not in self._launches:
+            return self._left().attend_backward(buffers, instruction, score)
+        return self._attend(buffers, instruction, score)
 
     def reduce(self, buffers: Buffers, instruction: Reduction) -> None:
         if instruction not in self._launches:
-            return reference.reduce(buffers, instruction)
+            return self._left().reduce(buffers, instruction)
         return self._run(buffers, instruction)
 
     def copy(self, buffers: Buffers, instruction: Copy) -> None:
         if instruction not in self._launches:
-            return reference.copy(buffers, instruction)
+            return self._left().copy(buffers, instruction)
         return self._run(buffers, instruction)
+
+    def _left(self) -> reference.Reference:
+        assert self._others is not None, "an instruction of another program"
+        return self._others
+
+    def _attend(self, buffers: Buffers, instruction: Attention, score: Score) -> None:
+        softcap = 1.0 if score.softcap is None else score.softcap
+        self._run(buffers, instruction, score.scale, softcap, SOFTCAP=score.softcap is not None)
 
     def _run(self, buffers: Buffers, instruction: Ready, *numbers: float, **constants: Any) -> None:
         launch = self._launches[instruction]
@@ -145,7 +160,7 @@ class _Maker:
     def move(self, slots: SlotTable, instruction: Reduction | Copy, pass_: Pass) -> Launch:
         fields: tuple[str, ...]
         if isinstance(instruction, Copy):
-            kernel, moves = copy_slots, copy_tables(slots, instruction, chunks_of(self._shape))
+            kernel, moves = copy_slots, copy_tables(slots, instruction, pass_, chunks_of(self._shape))
             fields = ("q", "k", "v", "do", "lse", "delta") if pass_ is BACKWARD else ("q", "k", "v", "q", "lse", "lse")
         else:
             moves = reduction_tables(slots, instruction, chunks_of(self._shape))

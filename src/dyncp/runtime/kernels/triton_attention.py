@@ -40,13 +40,14 @@ def row_pointers(
     local, pitch, head_pitch = field
     arena, kept = memory
     scratch = tl.where(place == ARENA, arena, kept) + position.to(tl.int64) * UNIT
-    begin = local + position.to(tl.int64) * pitch + head * head_pitch
+    begin = local + position.to(tl.int64) * pitch + tl.cast(head, tl.int64) * head_pitch
     pitch = tl.where(place == LOCAL, pitch, H * D)
     head_pitch = tl.where(place == LOCAL, head_pitch, D)
     begin = tl.where(place == LOCAL, begin, scratch.to(tl.pointer_type(local.dtype.element_ty)))
     m = first + tl.arange(0, COUNT)
     row = first // H
-    return begin + row.to(tl.int64) * pitch + ((m // H - row) * pitch + (m % H) * head_pitch)
+    # Heads may be far apart, where they are the outer dimension; the rows of a tile are not.
+    return begin + row.to(tl.int64) * pitch + ((m // H - row) * pitch + (m % H).to(tl.int64) * head_pitch)
 
 
 @triton.jit
@@ -99,8 +100,11 @@ def seen_keys(planes, run, row, here):
 @triton.jit
 def capped(value, softcap):
     """Scores under a softcap, and the slope of the cap at each."""
-    # tanh by way of exp2, which all targets have: its error is absolute, of a score about 1e-7 of the cap
-    bent = 1.0 - 2.0 / (1.0 + tl.exp2(value * (2.0 * LOG2E / softcap)))
+    # tanh by way of exp2, which all targets have; where that would cancel, by its series
+    x = value / softcap
+    square = x * x
+    near = x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+    bent = tl.where(square < 0.05, near, 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2E))))
     return bent * softcap, 1.0 - bent * bent
 
 

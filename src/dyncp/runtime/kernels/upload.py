@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -51,18 +53,34 @@ class DeviceTables:
         if device.type != "cuda":
             self.memory = host.to(device)
             return
-        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(upload_stream(device)):
             self.memory = host.to(device, non_blocking=True)
             self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._sent.record()
 
     def use(self) -> None:
-        """Say that the current stream will use the tables."""
-        if self.memory.is_cuda:
-            stream = torch.cuda.current_stream(self.memory.device)
-            if stream not in self._streams:
-                # A graph can be captured only of what has run before; then the tables have long been there.
-                if not torch.cuda.is_current_stream_capturing():
-                    stream.wait_event(self._sent)
-                self.memory.record_stream(stream)
-                self._streams.add(stream)
+        """Say that the current stream will use the tables.
+
+        Raises:
+            RuntimeError: in the capture of a CUDA graph, before anything else has used them.
+        """
+        if not self.memory.is_cuda:
+            return
+        stream = torch.cuda.current_stream(self.memory.device)
+        if torch.cuda.is_current_stream_capturing():
+            if not self._streams:  # a graph cannot wait for what it has not captured
+                raise RuntimeError(
+                    "a CUDA graph is captured of a plan that has not run yet: call attention, forward and backward, "
+                    "with it once before"
+                )
+        elif stream not in self._streams:
+            stream.wait_event(self._sent)
+            self.memory.record_stream(stream)
+            self._streams.add(stream)
+
+
+@cache
+def upload_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which tables are sent: one for each GPU, since torch's allocator keeps memory by stream."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream

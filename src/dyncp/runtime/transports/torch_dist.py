@@ -30,6 +30,7 @@ forward and backward together. All ranks must
 
 - make the same calls once before, both passes, with the same plan and masks (on a side stream, as torch wants it): that
   connects the group, agrees on steps and makes tables of blocks;
+- keep the plan as long as the graph, which reads the plan's tables;
 - leave `compare_digests` off, and copy new data into the tensors that were captured; another plan is another graph;
 - capture, and replay, the same graphs in the same order.
 
