@@ -34,28 +34,33 @@ DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 STATISTICS = ("lse", "delta")
 FP32 = (*STATISTICS, "o", "dq", "dk", "dv")
-VARIED = ((128, 128), "bfloat16", 90)  # what is also compiled with a softcap, and for slots that lie at odd places
+VARIED = ((128, 128), "bfloat16", 90)  # what is also compiled with a softcap, and for an odd number of heads
+ODD_HEADS = 7  # in a head group; then slots may lie at multiples of 8 bytes only
 OPTIONS = ("num_warps", "num_stages")
+Case = tuple[str, Any, AttentionShape, int, dict[str, Any]]
 MATRIX = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 
-def cases(
-    dtypes: list[str], targets: list[int], dims: Sequence[tuple[int, int]] = DIMS
-) -> Iterator[tuple[str, Any, AttentionShape, int, dict[str, Any]]]:
+def cases(dtypes: list[str], targets: list[int], dims: Sequence[tuple[int, int]] = DIMS) -> Iterator[Case]:
     """Name, kernel, shape, target and constants of all that is compiled."""
     for dtype in dtypes:
         for each in dims:
             shape = AttentionShape(8, 2, *each, dtype)
             for target in targets:
-                for kernel, config in zip((attend_forward, attend_backward), tiles_of(shape, target), strict=True):
-                    name = "forward" if kernel is attend_forward else "backward"
-                    constants = attention_constants(shape, config) | {"UNIT": 16, "SOFTCAP": False}
-                    yield name, kernel, shape, target, constants
-                    if (each, dtype, target) == VARIED:
-                        yield f"{name}, softcap", kernel, shape, target, constants | {"SOFTCAP": True}
-                        yield f"{name}, odd places", kernel, shape, target, constants | {"UNIT": 4}
+                yield from attention_cases("", shape, target, {"UNIT": 16, "SOFTCAP": False})
+                if (each, dtype, target) == VARIED:
+                    yield from attention_cases(", softcap", shape, target, {"UNIT": 16, "SOFTCAP": True})
+                    odd = AttentionShape(ODD_HEADS, 1, *each, dtype)
+                    yield from attention_cases(", odd heads", odd, target, {"UNIT": 8, "SOFTCAP": False})
                 for kernel in (merge_outputs, sum_gradients, copy_slots):
                     yield kernel.__name__, kernel, shape, target, move_constants(shape, kernel, 16)
+
+
+def attention_cases(name: str, shape: AttentionShape, target: int, settings: dict[str, Any]) -> Iterator[Case]:
+    """Both passes."""
+    forward, backward = tiles_of(shape, target)
+    yield f"forward{name}", attend_forward, shape, target, attention_constants(shape, forward) | settings
+    yield f"backward{name}", attend_backward, shape, target, attention_constants(shape, backward) | settings
 
 
 def source(kernel: Any, shape: AttentionShape, constants: dict[str, Any]) -> ASTSource:

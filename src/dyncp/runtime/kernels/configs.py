@@ -91,6 +91,10 @@ BACKWARD: dict[str, dict[int, Backward]] = {
 }
 
 
+# where the query heads of a head group are no power of two, and finding packed rows takes more registers; up to dim 128
+ODD_HEADS = {"hopper": Backward(64, 64, 64, 64, 8, 3), "blackwell": Backward(64, 64, 64, 64, 8, 2)}
+
+
 def target_of(shape: AttentionShape, capability: int) -> str:
     """The row of the tables for a compute capability (80 for 8.0). `small` are those with 100 KB of shared memory."""
     if capability == INTERPRETER:
@@ -114,7 +118,10 @@ class Tiles(NamedTuple):
 def tiles_of(shape: AttentionShape, capability: int) -> Tiles:
     """Those chosen for a shape on a target."""
     target = target_of(shape, capability)
-    return Tiles(_smallest(FORWARD[target], shape), _smallest(BACKWARD[target], shape))
+    backward = _smallest(BACKWARD[target], shape)
+    if shape.group_heads & (shape.group_heads - 1) and max(shape.head_dim, shape.value_dim) <= 128:
+        backward = ODD_HEADS.get(target, backward)
+    return Tiles(_smallest(FORWARD[target], shape), backward)
 
 
 def _smallest(configs: dict[int, C], shape: AttentionShape) -> C:
