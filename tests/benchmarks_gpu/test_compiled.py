@@ -30,7 +30,7 @@ def compile_all(run: tuple[int, str, list[int]], folder: Path) -> list[dict]:
     environment |= {"PYTHONPATH": str(ROOT / "src"), "TRITON_CACHE_DIR": str(folder / "cache")}
     words = ["--targets", str(target), "--dtypes", dtype, "--dims", *map(str, dims), "--out", str(out)]
     command = [sys.executable, "-m", "benchmarks.gpu.compiled", *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=360, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.read_text())
 

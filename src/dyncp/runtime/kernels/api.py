@@ -74,8 +74,8 @@ class Choice(NamedTuple):
 KERNELS = {
     "reference": Choice("dyncp.runtime.kernels.reference", "Reference"),
     "torch_cpu": Choice("dyncp.runtime.kernels.torch_cpu", "TorchCpu", ("cpu",)),
-    "flex": Choice("dyncp.runtime.kernels.flex", "Flex", ("cuda",)),
-    "flash": Choice("dyncp.runtime.kernels.flash", "Flash", ("cuda",)),
+    "flex": Choice("dyncp.runtime.kernels.flex", "Flex", ("cuda",), "triton"),
+    "flash": Choice("dyncp.runtime.kernels.flash", "Flash", ("cuda",), None, (8, 0)),
     "triton": Choice("dyncp.runtime.kernels.triton", "Triton", ("cuda", "cpu"), "triton", (8, 0), 256),
 }
 FASTEST = {"cpu": ("torch_cpu",), "cuda": ("triton",)}  # by type of device: the first that has no objections

@@ -98,14 +98,38 @@ def seen_keys(planes, run, row, here):
 
 
 @triton.jit
-def capped(value, softcap):
-    """Scores under a softcap, and the slope of the cap at each."""
-    # tanh by way of exp2, which all targets have; where that would cancel, by its series
-    x = value / softcap
-    square = x * x
-    near = x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
-    bent = tl.where(square < 0.05, near, 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2E))))
-    return bent * softcap, 1.0 - bent * bent
+def scores(dots, scale, softcap, SOFTCAP: tl.constexpr):
+    """Scores, times log2 e, of dot products; and the slope of the softcap at each."""
+    if SOFTCAP:
+        # tanh by way of exp2, which all targets have; where that would cancel, by its series
+        x = dots * (scale / softcap)
+        square = x * x
+        near = x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+        bent = tl.where(square < 0.05, near, 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2E))))
+        value, slope = bent * (softcap * LOG2E), 1.0 - bent * bent
+    else:
+        value, slope = dots * (scale * LOG2E), 1.0
+    return value, slope
+
+
+@triton.jit
+def look_at_keys(
+    run, tile, q1, q2, group, k, v, memory, WHOLE: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
+    E: tl.constexpr, E1: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys: their numbers, dot products with the queries, the keys in two parts, and values."""
+    first, keys = tile_of(run, tile, BLOCK_N)
+    key = (tl.load(run + 8) + tile) * BLOCK_N + tl.arange(0, BLOCK_N)
+    place = tl.load(run + 5)
+    k_rows = row_pointers(k, memory, place, tl.load(run + 6), group, first, BLOCK_N, 1, D, UNIT)
+    v_rows = row_pointers(v, memory, place, tl.load(run + 7), group, first, BLOCK_N, 1, E, UNIT)
+    k1 = load(k_rows, key < keys, WHOLE, min(D, D1), D1)
+    k2 = k1
+    dots = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
+    if D2 > 0:
+        k2 = load(k_rows + D1, key < keys, WHOLE, D - D1, D2)
+        dots = tl.dot(q2, tl.trans(k2), dots, input_precision=PRECISION)
+    return key, dots, k1, k2, load(v_rows, key < keys, WHOLE, E, E1)
 
 
 @triton.jit
@@ -116,25 +140,12 @@ def forward_tiles(
 ):  # fmt: skip
     """Fold tiles into `state`: output sums, largest scores (times log2 e), and sums of weights."""
     acc, top, total = state
-    WHOLE: tl.constexpr = not MASKED
     run, tile = runs, 0
     for _ in range(tiles):
-        first, keys = tile_of(run, tile, BLOCK_N)
-        key = (tl.load(run + 8) + tile) * BLOCK_N + tl.arange(0, BLOCK_N)
-        place = tl.load(run + 5)
-        k_rows = row_pointers(k, memory, place, tl.load(run + 6), group, first, BLOCK_N, 1, D, UNIT)
-        v_rows = row_pointers(v, memory, place, tl.load(run + 7), group, first, BLOCK_N, 1, E, UNIT)
-        k_tile = load(k_rows, key < keys, WHOLE, min(D, D1), D1)
-        dots = tl.dot(q1, tl.trans(k_tile), input_precision=PRECISION)
-        if D2 > 0:
-            k_tile2 = load(k_rows + D1, key < keys, WHOLE, D - D1, D2)
-            dots = tl.dot(q2, tl.trans(k_tile2), dots, input_precision=PRECISION)
-        v_tile = load(v_rows, key < keys, WHOLE, E, E1)
-        if SOFTCAP:
-            value, _slope = capped(dots * scale, softcap)
-            value *= LOG2E
-        else:
-            value = dots * (scale * LOG2E)
+        key, dots, _k1, _k2, v_tile = look_at_keys(
+            run, tile, q1, q2, group, k, v, memory, not MASKED, D, D1, D2, E, E1, BLOCK_N, UNIT, PRECISION
+        )
+        value, _slope = scores(dots, scale, softcap, SOFTCAP)
         if MASKED:
             lo, hi = seen_keys(planes, run, row, here)
             value = tl.where((key[None, :] >= lo[:, None]) & (key[None, :] < hi[:, None]), value, float("-inf"))
@@ -224,11 +235,7 @@ def key_gradient_tiles(
         do_tile = load(do_rows, here, WHOLE, E, E1)
         row_lse = tl.load(lse_rows) if WHOLE else tl.load(lse_rows, mask=here, other=0.0)
         row_delta = tl.load(delta_rows) if WHOLE else tl.load(delta_rows, mask=here, other=0.0)
-        if SOFTCAP:
-            value, slope = capped(dots * scale, softcap)
-            value *= LOG2E
-        else:
-            value = dots * (scale * LOG2E)
+        value, slope = scores(dots, scale, softcap, SOFTCAP)
         weights = tl.exp2(value - (row_lse * LOG2E)[None, :])
         if MASKED:
             lo, hi = seen_keys(planes, run, m // H, here)
@@ -293,25 +300,12 @@ def query_gradient_tiles(
 ):  # fmt: skip
     """Add to `state`, the gradient of a query tile, what key tiles contribute."""
     dq1, dq2 = state
-    WHOLE: tl.constexpr = not MASKED
     run, tile = runs, 0
     for _ in range(tiles):
-        first, keys = tile_of(run, tile, BLOCK_N)
-        key = (tl.load(run + 8) + tile) * BLOCK_N + tl.arange(0, BLOCK_N)
-        place = tl.load(run + 5)
-        k_rows = row_pointers(k, memory, place, tl.load(run + 6), group, first, BLOCK_N, 1, D, UNIT)
-        v_rows = row_pointers(v, memory, place, tl.load(run + 7), group, first, BLOCK_N, 1, E, UNIT)
-        k1 = load(k_rows, key < keys, WHOLE, min(D, D1), D1)
-        dots = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
-        if D2 > 0:
-            k2 = load(k_rows + D1, key < keys, WHOLE, D - D1, D2)
-            dots = tl.dot(q2, tl.trans(k2), dots, input_precision=PRECISION)
-        v_tile = load(v_rows, key < keys, WHOLE, E, E1)
-        if SOFTCAP:
-            value, slope = capped(dots * scale, softcap)
-            value *= LOG2E
-        else:
-            value = dots * (scale * LOG2E)
+        key, dots, k1, k2, v_tile = look_at_keys(
+            run, tile, q1, q2, group, k, v, memory, not MASKED, D, D1, D2, E, E1, BLOCK_N, UNIT, PRECISION
+        )
+        value, slope = scores(dots, scale, softcap, SOFTCAP)
         weights = tl.exp2(value - row_lse[:, None])
         if MASKED:
             lo, hi = seen_keys(planes, run, row, here)
