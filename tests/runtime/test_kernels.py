@@ -257,7 +257,7 @@ def test_what_is_prepared_goes_with_its_plan(kernels):
     prepare(plan.rank(0), cpu, kernels)
     first = prepared_for(plan.rank(0), "default", kernels, cpu)
     assert prepared_for(plan.rank(0), "default", kernels, cpu) is first
-    assert prepared_for(plan.rank(0), "default", "auto", cpu) is not first
+    assert prepared_for(plan.rank(0), "default", "reference" if kernels != "reference" else "auto", cpu) is not first
     gone = weakref.ref(first.kernels)
     del plan, first
     gc.collect()
@@ -275,7 +275,18 @@ def test_preparing_ahead():
     assert prepared_for(part, "b", "auto", cpu) not in made
 
 
-def test_preparing_for_no_gpu_in_particular():
-    part = block_plan(masks.causal(8), [3], AttentionShape(2, 1, 8, dtype="float32")).rank(0)
+def test_what_auto_stands_for_is_prepared_once():
+    part, cpu = block_plan(masks.causal(8), [3], AttentionShape(2, 1, 8, dtype="float32")).rank(0), torch.device("cpu")
+    prepare(part, cpu)
+    assert prepared_for(part, "default", "auto", cpu) is prepared_for(part, "default", "torch_cpu", cpu)
+
+
+def test_preparing_for_what_is_not_there(monkeypatch):
+    plan = block_plan(masks.causal(8), [3], AttentionShape(2, 1, 8, dtype="float32"))
+    with pytest.raises(ValueError, match=r"plan is of type Plan; expected one rank's part, as plan.rank\(rank\)"):
+        prepare(plan, "cpu")
+    with pytest.raises(ValueError, match="device is cuda:0, but PyTorch sees no GPU"):
+        prepare(plan.rank(0), "cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="device is cuda, of which each thread has its own idea; say which GPU"):
-        prepare(part, "cuda")
+        prepare(plan.rank(0), "cuda")
