@@ -72,13 +72,13 @@ def test_loops_load_ahead(rows):
 
 
 def test_what_is_spilled(rows):
-    """Next to nothing but in the backward, which holds two gradients of a tile; there a small part of 255 registers of
-    4 bytes."""
+    """Next to nothing but at head dim 256 and in the backward, which holds two gradients of a tile; there a small part of
+    255 registers of 4 bytes."""
     half = some(rows, dtype=["bfloat16", "float16"])
     for row in some(
         half,
         kernel=["forward", "forward, softcap", "forward, odd heads", "merge_outputs", "sum_gradients", "copy_slots"],
     ):
-        assert row["stack_bytes"] <= 16, row
+        assert row["stack_bytes"] <= (16 if max(row["dims"]) <= 192 else 160), row
     for row in some(half, kernel=["backward", "backward, softcap", "backward, odd heads"]):
         assert row["stack_bytes"] <= (160 if max(row["dims"]) <= 128 else 300), row
