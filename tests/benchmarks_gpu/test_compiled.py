@@ -72,8 +72,8 @@ def test_loops_load_ahead(rows):
 
 
 def test_what_is_spilled(rows):
-    """Next to nothing but at head dim 256 and in the backward, which holds two gradients of a tile; there a small part of
-    255 registers of 4 bytes."""
+    """Next to nothing, but at head dim 256 and in the backward, which holds two gradients of a tile; there a small part
+    of 255 registers of 4 bytes."""
     half = some(rows, dtype=["bfloat16", "float16"])
     for row in some(
         half,
