@@ -34,7 +34,7 @@ class _Announcer(event.Listener):
         if not self.silent and module.startswith("dyncp."):
             self.silent = True
             logging.getLogger("dyncp").warning(
-                "compiling parts of the planner, which are kept for later: up to half a minute"
+                "compiling parts of dyncp, which are kept for later: up to half a minute"
             )
 
     def on_end(self, event: Any) -> None:

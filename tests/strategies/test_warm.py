@@ -61,5 +61,5 @@ def test_compiling_is_announced_once(caplog):
         for event in (other, ours, ours):
             announcer.on_start(event)
     assert [record.getMessage() for record in caplog.records] == [
-        "compiling parts of the planner, which are kept for later: up to half a minute"
+        "compiling parts of dyncp, which are kept for later: up to half a minute"
     ]
