@@ -16,24 +16,22 @@ class Upload:
     """Tables in the order they were added, and where each will be."""
 
     def __init__(self) -> None:
-        self._tables: list[Ints] = []
+        self._tables: list[tuple[slice, Ints]] = []
         self._size = 0
 
     def add(self, table: Ints) -> slice:
         """Add a table of whole numbers below 2^31; returns where it will be."""
-        start = self._size
+        place = slice(self._size, self._size + table.size)
+        self._tables.append((place, table))
         self._size += -(-table.size // ALIGN) * ALIGN
-        self._tables.append(table)
-        return slice(start, start + table.size)
+        return place
 
     def send(self, device: torch.device) -> DeviceTables:
         """Send all tables."""
-        on_gpu = device.type == "cuda"
-        host = torch.empty(self._size, dtype=torch.int32, pin_memory=on_gpu)
-        start, numbers = 0, host.numpy()
-        for table in self._tables:
-            numbers[start : start + table.size] = table.ravel()
-            start += -(-table.size // ALIGN) * ALIGN
+        host = torch.empty(self._size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        numbers = host.numpy()
+        for place, table in self._tables:
+            numbers[place] = table.ravel()
         return DeviceTables(host, device)
 
 
