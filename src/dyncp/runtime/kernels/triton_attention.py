@@ -78,6 +78,14 @@ def add(rows, here, begun, value, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def line_of(program):
+    """What all programs have: see the columns in `tables.py`."""
+    group, first, extent, fresh = tl.load(program), tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
+    full, full_tiles = tl.load(program + 4), tl.load(program + 5)
+    return group, first, extent, fresh, full, full_tiles, tl.load(program + 6), tl.load(program + 7)
+
+
+@triton.jit
 def tile_of(run, tile, SIZE: tl.constexpr):
     """The first row or key of a tile of a run, and how many the block has."""
     return (tl.load(run) + tile) * SIZE, tl.load(run + 2)
@@ -172,9 +180,7 @@ def attend_forward(
 ):  # fmt: skip
     """Forward of one division: each program adds a line of tiles to its rows of an (O, LSE)."""
     program = programs + tl.program_id(0) * PROGRAM
-    group, first, extent, fresh = tl.load(program), tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
-    full, full_tiles = tl.load(program + 4), tl.load(program + 5)
-    masked, masked_tiles = tl.load(program + 6), tl.load(program + 7)
+    group, first, extent, fresh, full, full_tiles, masked, masked_tiles = line_of(program)
     memory = (arena, kept)
     k, v = (k_local, k_pitch, k_head), (v_local, v_pitch, v_head)
     m = first + tl.arange(0, BLOCK_M)
@@ -260,9 +266,7 @@ def key_gradients(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Add to (dK, dV) of a key tile."""
-    group, first, extent, fresh = tl.load(program), tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
-    full, full_tiles = tl.load(program + 4), tl.load(program + 5)
-    masked, masked_tiles = tl.load(program + 6), tl.load(program + 7)
+    group, first, extent, fresh, full, full_tiles, masked, masked_tiles = line_of(program)
     key = first + tl.arange(0, BLOCK_N)
     here = key < extent
     used = here & (full_tiles + masked_tiles > 0)
@@ -328,9 +332,7 @@ def query_gradients(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Add to dQ of a query tile."""
-    group, first, extent, fresh = tl.load(program), tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
-    full, full_tiles = tl.load(program + 4), tl.load(program + 5)
-    masked, masked_tiles = tl.load(program + 6), tl.load(program + 7)
+    group, first, extent, fresh, full, full_tiles, masked, masked_tiles = line_of(program)
     head = group * H
     m = first + tl.arange(0, BLOCK_M)
     here = m < extent
